@@ -36,7 +36,7 @@ from typing import (
 
 import msgspec
 
-from operations._json import JSON_TYPES, JSONValueError, canonical, to_json
+from operations._json import JSON_TYPES, JSONValueError, canonical, list_of, to_json
 from operations.errors import SchemaError
 from operations.schema.document import Schema
 from operations.schema.python.annotations import Notes, alias_value, is_alias, origin_of, peel
@@ -51,6 +51,7 @@ from operations.schema.python.records import (
 from operations.schema.python.shapes import (
     NOTHING,
     AnnotatedShape,
+    CheckedShape,
     CollectedDefs,
     ConversionError,
     Converter,
@@ -82,8 +83,18 @@ def is_pydantic(annotation: Any) -> bool:
 
 
 def is_pydantic_note(note: Any) -> bool:
-    """Return whether metadata in `Annotated` is meant for pydantic, such as a validator."""
-    return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
+    """Return whether metadata in `Annotated` needs pydantic, such as a validator or a change of the text."""
+    if "pydantic" not in sys.modules:
+        return False
+    return hasattr(note, "__get_pydantic_core_schema__") or any(
+        getattr(each, name, None)
+        for each in (note, *list_of(getattr(note, "metadata", None)))
+        for name in _OF_PYDANTIC
+    )
+
+
+_OF_PYDANTIC = ("decimal_places", "max_digits", "strip_whitespace", "to_lower", "to_upper")
+"""Attributes of metadata that only pydantic supports."""
 
 
 class Foreign(msgspec.Struct, frozen=True, eq=False):
@@ -125,7 +136,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
         It uses JSON text, because strict models, and settings for bytes and dates, have other rules for Python values.
         """
         read: Converter = _method(self.annotation, "model_validate_json", "validate_json")
-        return lambda value: attempt(read, msgspec.json.encode(value))
+        return partial(attempt, lambda value: read(msgspec.json.encode(value)), is_located=True)
 
 
 def _method(cls: Any, of_model: str, of_adapter: str) -> Any:
@@ -260,6 +271,8 @@ class _Reader:
             return Foreign(Annotated[core, *metadata])
         notes = Notes(metadata)
         shape = self._shape(core, notes)
+        if notes.bounds or notes.predicates:
+            shape = CheckedShape(shape, notes.bounds, tuple(notes.predicates))
         return AnnotatedShape(shape, notes.words) if notes.words else shape
 
     def _shape(self, core: Any, notes: Notes) -> Shape:
@@ -289,6 +302,8 @@ class _Reader:
         if origin in _PLAIN:
             return Scalar(notes.constrained(origin), *_PLAIN[origin])
         if origin in _SPELLED:
+            if origin is decimal.Decimal:
+                notes.compare_typed_values()
             spelled = notes.constrained(origin)
             convert = partial(attempt, partial(msgspec.convert, type=spelled))
             return Scalar(spelled, _TEXT, NOTHING, convert, _SPELLED[origin])
@@ -355,8 +370,7 @@ class _Reader:
 
     def _alias(self, core: Any, notes: Notes) -> Shape:
         if notes.constraints:
-            value, metadata = peel(alias_value(core))
-            return self._shape(value, Notes((*metadata, msgspec.Meta(**notes.constraints))))
+            return self.read(notes.constrained(alias_value(core)))
         named = self._define(core, lambda: self.read(alias_value(core)))
         # A reference to a string or number definition would be longer than the schema itself.
         return named.target if isinstance(named.target, Scalar) else named

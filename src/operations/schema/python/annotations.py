@@ -6,7 +6,7 @@ Rule 2: a docstring in another style becomes the description as a whole, and is 
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar
 from inspect import get_annotations
 from typing import (
@@ -44,6 +44,7 @@ _CONSTRAINTS: dict[str, type | tuple[type, ...]] = {
     "pattern": str,
     "tz": bool,
 }
+_BOUNDS = ("ge", "gt", "le", "lt", "multiple_of")
 _WORDS: dict[str, type | tuple[type, ...]] = {"title": str, "description": str, "examples": list}
 
 
@@ -52,12 +53,20 @@ class Notes:
 
     Metadata is read by attribute names, so `msgspec.Meta`, `annotated_types` and pydantic's `Field` all work. A plain
     string is a description. Later metadata overrides earlier metadata.
+
+    Attributes:
+        constraints: Those that JSON Schema has keywords for.
+        bounds: Those of values that are not JSON numbers, such as dates.
+        predicates: Functions that return whether a value is valid.
+        words: Keywords that annotate.
     """
 
-    __slots__ = ("constraints", "words")
+    __slots__ = ("bounds", "constraints", "predicates", "words")
 
     def __init__(self, metadata: Iterable[Any] = ()) -> None:
         self.constraints: dict[str, Any] = {}
+        self.bounds: dict[str, Any] = {}
+        self.predicates: list[Callable[[Any], Any]] = []
         self.words: dict[str, Any] = {}
         for note in metadata:
             self._take(note)
@@ -78,6 +87,10 @@ class Notes:
                 value = getattr(value, "pattern", value)  # it may be compiled
             if isinstance(value, expected):
                 self.constraints[name] = value
+            elif name in _BOUNDS and value is not None and not callable(value):
+                self.bounds[name] = value
+        if type(note).__name__ == "Predicate":
+            self.predicates.append(note.func)
         for name, expected in _WORDS.items():
             value = getattr(note, name, None)
             if isinstance(value, expected):
@@ -87,6 +100,12 @@ class Notes:
             self.words["description"] = documentation
         if isinstance(note, msgspec.Meta) and note.extra_json_schema:
             self.words.update(note.extra_json_schema)
+
+    def compare_typed_values(self) -> None:
+        """Check the bounds of typed values, because their JSON form is text."""
+        for name in _BOUNDS:
+            if name in self.constraints:
+                self.bounds[name] = self.constraints.pop(name)
 
     def constrained(self, annotation: Any) -> Any:
         """Return `annotation` with the constraints in the form of msgspec."""

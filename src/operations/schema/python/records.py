@@ -280,9 +280,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if (convert := each.shape.converter()) is not None
         ]
         convert_extra = None if self.extra is None else self.extra.converter()
-        # A class that allows unknown fields, renames fields or sets some itself receives only those that it accepts.
+        # A class that allows unknown fields, has a tag, or renames or sets fields receives only those that it accepts.
         select = self.construct is not None and (
             not self.closed
+            or self.tag is not None
             or len(fields) < len(self.fields)
             or any(name != argument for name, argument in arguments.items())
         )

@@ -6,6 +6,7 @@ Rule 3: the first matching member of a union is used, with two exceptions: an ex
         objects the class that declares most of the value's properties is tried first.
 """
 
+import operator
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from operations._json import JSON_TYPES, pointer
+from operations._json import JSON_TYPES, is_list, is_object, pointer
 from operations._text import numbered_name
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue
@@ -69,8 +70,13 @@ def convert_parts(parts: Iterable[tuple[Any, Any, Converter | None]]) -> dict[An
     return result
 
 
-def attempt(convert: Converter, value: Any) -> Any:
+def attempt(convert: Converter, value: Any, *, is_located: bool = False) -> Any:
     """Return `convert(value)`, which runs code of other libraries.
+
+    Args:
+        convert: Converts the value.
+        value: Any value.
+        is_located: Whether the locations of pydantic's errors are in `value`.
 
     Raises:
         ConversionError: For the exceptions that a type raises to reject a value.
@@ -87,8 +93,25 @@ def attempt(convert: Converter, value: Any) -> Any:
         # pydantic's own text spans lines and ends in links.
         faults = details(include_url=False, include_context=False, include_input=False)
         raise ConversionError(
-            ("".join(map(pointer, fault["loc"])), fault["msg"]) for fault in faults
+            (_location(fault, value if is_located else None), fault["msg"]) for fault in faults
         ) from error
+
+
+def _location(fault: JSONObject, value: Any) -> str:
+    """Return the location of an error of pydantic, without tokens that are not in `value` unless it is `None`.
+
+    pydantic adds the names of members of unions, and "[key]" for errors of keys.
+    """
+    tokens: list[Any] = []
+    for token in fault["loc"]:
+        if value is not None:
+            try:
+                value = value[token]
+            except (IndexError, KeyError, TypeError):
+                if fault["type"] != "missing" or token != fault["loc"][-1]:
+                    continue
+        tokens.append(token)
+    return "".join(map(pointer, tokens))
 
 
 class Shape(Protocol):
@@ -139,12 +162,14 @@ class CollectedDefs:
             write: Writes the schema, given a template for references in which `{model}` stands for a name.
         """
         name = _UNSAFE.sub("_", name)
-        document = dict(write("#/$defs/{model}"))
+        document: JSONObject = dict(write("#/$defs/{model}"))
         theirs: JSONObject = document.pop("$defs", {})
         if any(self._schemas.get(key, value) != value for key, value in theirs.items()):
             prefix = numbered_name(name, self._schemas) + "."
             document = dict(write(f"#/$defs/{prefix}{{model}}"))
             theirs = {prefix + key: value for key, value in document.pop("$defs", {}).items()}
+        document = _with_text_names(document, theirs)
+        theirs = _with_text_names(theirs, theirs)
         self._schemas.update(theirs)
         if "properties" not in document:
             return document
@@ -165,6 +190,21 @@ class CollectedDefs:
             if self._uses.get(name) == 1:
                 del self._schemas[name]
         return {**schema, "$defs": self._schemas} if self._schemas else schema
+
+
+def _with_text_names(part: Any, theirs: JSONObject) -> Any:
+    """Return a schema of pydantic in which the names of properties are text: it names integer enums as integers."""
+    if is_list(part):
+        return [_with_text_names(item, theirs) for item in part]
+    if not is_object(part):
+        return part
+    result = {key: _with_text_names(item, theirs) for key, item in part.items()}
+    names = part.get("propertyNames")
+    if is_object(names) and part.get("type") == "object":
+        target = theirs.get(names.get("$ref", "").rpartition("/")[2], names)
+        if target.get("type") == "integer" and "enum" in target:
+            result["propertyNames"] = {"enum": list(map(str, target["enum"]))}
+    return result
 
 
 def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
@@ -252,6 +292,49 @@ class AnnotatedShape(msgspec.Struct, frozen=True, eq=False):
     def converter(self) -> Converter | None:
         """Return the converter of the shape."""
         return self.shape.converter()
+
+
+class CheckedShape(msgspec.Struct, frozen=True, eq=False):
+    """A shape whose typed values meet conditions that JSON Schema cannot express."""
+
+    shape: Shape
+    bounds: JSONObject
+    predicates: tuple[Callable[[Any], Any], ...]
+    exact: Kinds = NOTHING
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of the shape."""
+        return self.shape.kinds
+
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
+        """Return the schema of the shape."""
+        return self.shape.schema(definitions)
+
+    def converter(self) -> Converter:
+        """Return a converter that checks the converted value; `None` has no bounds."""
+        convert = self.shape.converter()
+        return lambda value: attempt(self._checked, value if convert is None else convert(value))
+
+    def _checked(self, value: Any) -> Any:
+        for name, bound in self.bounds.items():
+            meets, words = _COMPARISONS[name]
+            if value is not None and not meets(value, bound):
+                raise ConversionError(f"{value} is not {words} {bound}")
+        for predicate in self.predicates:
+            if not predicate(value):
+                name = getattr(predicate, "__name__", repr(predicate))
+                raise ConversionError(f"it does not meet the condition {name}")
+        return value
+
+
+_COMPARISONS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "ge": (operator.ge, "greater than or equal to"),
+    "gt": (operator.gt, "greater than"),
+    "le": (operator.le, "less than or equal to"),
+    "lt": (operator.lt, "less than"),
+    "multiple_of": (lambda value, bound: not value % bound, "a multiple of"),
+}
 
 
 class Named(msgspec.Struct, eq=False):

@@ -229,6 +229,8 @@ _BY_POSITION = frozenset(
 
 
 def _field(parameter: inspect.Parameter, annotation: Any, descriptions: Mapping[str, str]) -> Field:
+    if type(parameter.default).__name__ == "FieldInfo":
+        raise SchemaError("put Field(...) into the annotation: name: Annotated[type, Field(...)]")
     shape = read(annotation)
     required = parameter.default is inspect.Parameter.empty
     return Field(

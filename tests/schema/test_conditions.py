@@ -1,0 +1,141 @@
+"""Conditions of annotations that JSON Schema cannot express, and types that pydantic describes or checks."""
+
+import datetime as dt
+import decimal
+import enum
+from typing import Annotated, Any
+
+import annotated_types
+import msgspec
+import pydantic
+import pytest
+import typing_extensions
+
+from operations import OperationRegistry, operation
+from operations.errors import CallError, RegistrationError
+from operations.schema import ConversionError, converter_for, schema_for
+
+Amount = typing_extensions.TypeAliasType("Amount", decimal.Decimal)
+
+
+def is_even(value: int) -> bool:
+    return value % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("annotation", "valid", "invalid"),
+    [
+        (Annotated[dt.date, annotated_types.Gt(dt.date(2024, 1, 1))], "2024-01-02", "2024-01-01"),
+        (
+            Annotated[dt.date | None, annotated_types.Le(dt.date(2024, 1, 1))],
+            None,
+            "2024-01-02",
+        ),
+        (
+            Annotated[dt.timedelta, annotated_types.MultipleOf(dt.timedelta(minutes=1))],
+            "PT60S",
+            "PT61S",
+        ),
+        (Annotated[decimal.Decimal, pydantic.Field(gt=0)], "0.1", "0"),
+        (Annotated[decimal.Decimal | None, pydantic.Field(lt=1)], "0.1", "1"),
+        (Annotated[Amount, annotated_types.Ge(decimal.Decimal(1))], "1", "0.9"),
+        (Annotated[Amount, annotated_types.Ge(1)], "1", "0.9"),
+        (Annotated[decimal.Decimal, pydantic.Field(max_digits=2)], "1.1", "1.11"),
+        (Annotated[int, annotated_types.Predicate(is_even)], 2, 1),
+        (list[Annotated[int, annotated_types.Predicate(is_even)]], [2.0], [1]),
+        (dict[Annotated[str, annotated_types.Predicate(str.islower)], int], {"a": 1}, {"A": 1}),
+        (str | Annotated[int, annotated_types.Predicate(is_even)], 2, 1),
+    ],
+)
+def test_conditions_without_a_keyword_are_checked(
+    annotation: Any, valid: Any, invalid: Any
+) -> None:
+    schema, convert = schema_for(annotation), converter_for(annotation)
+    assert convert is not None
+
+    assert schema.check(valid)
+    convert(valid)
+    assert schema.check(invalid)
+    with pytest.raises(ConversionError):
+        convert(invalid)
+
+
+def test_a_failed_condition_is_named() -> None:
+    convert = converter_for(list[Annotated[int, annotated_types.Predicate(is_even)]])
+    assert convert is not None
+    with pytest.raises(ConversionError, match="/1: it does not meet the condition is_even"):
+        convert([2, 1])
+
+
+def test_texts_are_changed_as_their_constraints_say() -> None:
+    annotation = Annotated[
+        str, pydantic.StringConstraints(strip_whitespace=True, to_upper=True, max_length=2)
+    ]
+    convert = converter_for(annotation)
+    assert convert is not None
+
+    assert convert(" ab") == "AB"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Levels(pydantic.BaseModel):
+    counts: dict[Level, dict[Level, int]]
+    names: dict[Level, str] = {}
+
+
+async def test_integer_enums_are_keys_of_models() -> None:
+    @operation("task.count")
+    def count(levels: Levels) -> Levels:
+        assert levels.counts[Level.LOW][Level.HIGH] == 3
+        return levels
+
+    registry = OperationRegistry([count])
+    value = {"counts": {"1": {"2": 3}}, "names": {}}
+    envelope = await registry.execute("task.count", {"levels": value})
+
+    assert envelope.data == value
+    assert not envelope.meta.changes
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.count", {"levels": {"counts": {"3": {}}}})
+    assert [each["path"] for each in caught.value.details["errors"]] == ["/levels/counts/3"]
+
+
+class Event(pydantic.BaseModel):
+    at: dt.date | dt.time
+    limits: dict[dt.date, int] = {}
+
+
+def test_the_location_of_an_error_of_pydantic_is_in_the_value() -> None:
+    convert = converter_for(list[Event])
+    assert convert is not None
+
+    with pytest.raises(ConversionError) as caught:
+        convert([{"at": "never", "limits": {"never": 1}}])
+    assert {path for path, _ in caught.value.faults} == {"/0/at", "/0/limits/never"}
+    with pytest.raises(ConversionError) as caught:
+        convert([{}])
+    assert {path for path, _ in caught.value.faults} == {"/0/at"}
+
+
+class Closed(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    size: int
+
+
+def test_a_closed_struct_may_have_a_tag() -> None:
+    convert = converter_for(Closed)
+    assert convert is not None
+
+    assert convert({"type": "Closed", "size": 1.0}) == Closed(1)
+    assert not schema_for(Closed).check({"type": "Closed", "size": 1, "more": 2})
+
+
+def test_a_field_of_pydantic_cannot_be_a_default() -> None:
+    def wait(seconds: int = pydantic.Field(3, ge=1)) -> None:
+        pass
+
+    with pytest.raises(RegistrationError, match=r"'seconds': put Field\(\.\.\.\) into the annotat"):
+        operation("task.wait")(wait)
