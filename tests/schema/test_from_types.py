@@ -366,7 +366,6 @@ CASES: list[tuple[Any, Any, list[tuple[Any, Any]]]] = [
             "minItems": 2,
             "maxItems": 2,
             "prefixItems": [{"type": "integer"}, {"type": "string"}],
-            "items": False,
         },
         [([1.0, "a"], (1, "a"))],
     ),

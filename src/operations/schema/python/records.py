@@ -108,7 +108,6 @@ class FixedTuple(msgspec.Struct, frozen=True, eq=False):
         places: JSONObject = {"minItems": len(self.items), "maxItems": len(self.items)}
         if self.items:
             places["prefixItems"] = [item.schema(definitions) for item in self.items]
-            places["items"] = False
         return {"type": "array", **places}
 
     def converter(self) -> Converter:
