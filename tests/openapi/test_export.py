@@ -135,6 +135,40 @@ def test_a_registry_becomes_a_valid_document_of_its_api() -> None:
     assert content["application/octet-stream"] == {"schema": {"type": "string", "format": "binary"}}
 
 
+def test_a_query_parameter_describes_only_what_a_query_can_express() -> None:
+    nullable: Any = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    properties: Any = {
+        "pick": {"enum": ["a", 1, None], "default": None},
+        "tags": {"type": "array", "items": {"type": "string"}, "default": []},
+        "ids": {"type": "array", "items": nullable, "default": [1]},
+    }
+    document = document_of(
+        spec(input_schema=from_schema({"type": "object", "properties": properties}))
+    )
+
+    item = document["paths"]["/test/run"]
+    assert {each["name"]: each["schema"] for each in item["get"]["parameters"]} == {
+        "pick": {"enum": ["a", 1]},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "ids": {"type": "array", "items": {"type": "integer"}, "default": [1], "minItems": 1},
+    }
+    body = item["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"] == properties
+
+
+def test_every_response_component_is_used() -> None:
+    assert "Denied" in to_openapi(build())["components"]["responses"]
+    assert "Denied" not in to_openapi([spec()])["components"]["responses"]
+
+
+def test_only_a_message_is_an_event_without_a_name() -> None:
+    document = document_of(spec(type="subscription"))
+
+    content = document["paths"]["/test/run"]["post"]["responses"]["200"]["content"]
+    events = content["text/event-stream"]["schema"]["anyOf"]
+    assert [each["required"] for each in events] == [["data"], ["event", "data"], ["event", "data"]]
+
+
 def test_declared_errors_are_responses() -> None:
     responses = to_openapi(build())["paths"]["/tree/get"]["post"]["responses"]
 

@@ -109,6 +109,7 @@ def to_openapi(
         "responses": {
             name: _error_response(text, {"$ref": "#/components/schemas/Error"})
             for name, text in (*_SHARED.values(), ("Failed", _FAILED))
+            if name in builder.responses
         },
     }
     _share_responses(paths, components["responses"])
@@ -155,6 +156,7 @@ class _Builder:
         # We choose the name.
         self.components.schemas["Error"] = _ERROR
         self.is_secured = False
+        self.responses = {"Failed"}
         self._schemes = security_schemes
 
     def path_item(self, spec: OperationSpec) -> JSONObject:
@@ -237,8 +239,7 @@ class _Builder:
         if isinstance(schema, dict) and parameter.shape is not ParameterForm.JSON:
             schema = _without_null(schema)
         if parameter.shape is ParameterForm.LIST and isinstance(schema, dict):
-            # A query cannot express an empty list, because it would have no parameter.
-            schema = {**schema, "minItems": max(1, schema.get("minItems", 1))}
+            schema = _sendable_list(schema)
         placed = self.components.place(
             {**held, **schema} if isinstance(schema, dict) else schema,
             f"{spec.id}.{parameter.name}",
@@ -291,6 +292,7 @@ class _Builder:
                 # The status may also be used for errors that are not declared.
                 bodies.append({"$ref": "#/components/schemas/Error"})
             if len(bodies) == 1 and shared is not None and status not in declared:
+                self.responses.add(shared[0])
                 responses[str(status)] = {"$ref": f"#/components/responses/{shared[0]}"}
                 continue
             texts = [text for text, _ in declared.get(status, ())]
@@ -329,10 +331,22 @@ def _error_response(description: str, schema: JSONSchema) -> JSONObject:
     return {"description": description, "content": {JSON: {"schema": schema}}}
 
 
+def _sendable_list(schema: JSONObject) -> JSONObject:
+    """Return the lists that a query can express: not an empty one, which has no parameter, and without nulls."""
+    schema = {**schema, "minItems": max(1, schema.get("minItems", 1))}
+    if schema.get("default") == []:
+        del schema["default"]
+    if isinstance(schema.get("items"), dict):
+        schema["items"] = _without_null(schema["items"])
+    return schema
+
+
 def _without_null(schema: JSONObject) -> JSONObject:
     """Return the part of a schema that a query can express, without null, which is an absent parameter."""
     if "default" in schema and schema["default"] is None:
         schema = {key: value for key, value in schema.items() if key != "default"}
+    if is_list(schema.get("enum")):
+        schema = {**schema, "enum": [each for each in schema["enum"] if each is not None]}
     kind: Any = schema.get("type")
     if is_list(kind):
         return {**schema, "type": [each for each in kind if each != "null"]}

@@ -408,7 +408,8 @@ _ERROR: JSONSchema = {"$ref": PREFIX + "Error"}
 def _event(name: str, data: JSONSchema) -> JSONObject:
     return {
         "type": "object",
-        "required": ["data"],
+        # An event without a name is a message.
+        "required": ["data"] if name == "message" else ["event", "data"],
         "properties": {
             "event": {"const": name},
             "id": {"type": "string"},
