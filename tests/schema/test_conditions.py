@@ -104,6 +104,17 @@ async def test_integer_enums_are_keys_of_models() -> None:
     assert [each["path"] for each in caught.value.details["errors"]] == ["/levels/counts/3"]
 
 
+class MoreLevels(pydantic.BaseModel):
+    levels: list[Levels]
+
+
+def test_a_model_with_keys_of_integer_enums_is_written_once() -> None:
+    document = schema_for(tuple[MoreLevels, Levels, list[MoreLevels]]).document
+
+    assert isinstance(document, dict)
+    assert document["$defs"].keys() == {"Level", "Levels", "MoreLevels"}
+
+
 class Event(pydantic.BaseModel):
     at: dt.date | dt.time
     limits: dict[dt.date, int] = {}

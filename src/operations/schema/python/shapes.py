@@ -162,14 +162,9 @@ class CollectedDefs:
             write: Writes the schema, given a template for references in which `{model}` stands for a name.
         """
         name = _UNSAFE.sub("_", name)
-        document: JSONObject = dict(write("#/$defs/{model}"))
-        theirs: JSONObject = document.pop("$defs", {})
+        document, theirs = _written(write, "")
         if any(self._schemas.get(key, value) != value for key, value in theirs.items()):
-            prefix = numbered_name(name, self._schemas) + "."
-            document = dict(write(f"#/$defs/{prefix}{{model}}"))
-            theirs = {prefix + key: value for key, value in document.pop("$defs", {}).items()}
-        document = _with_text_names(document, theirs)
-        theirs = _with_text_names(theirs, theirs)
+            document, theirs = _written(write, numbered_name(name, self._schemas) + ".")
         self._schemas.update(theirs)
         if "properties" not in document:
             return document
@@ -190,6 +185,13 @@ class CollectedDefs:
             if self._uses.get(name) == 1:
                 del self._schemas[name]
         return {**schema, "$defs": self._schemas} if self._schemas else schema
+
+
+def _written(write: Callable[[str], JSONObject], prefix: str) -> tuple[JSONObject, JSONObject]:
+    """Return a schema written by another library and its `$defs`, whose names have a prefix."""
+    document = dict(write(f"#/$defs/{prefix}{{model}}"))
+    theirs = {prefix + key: value for key, value in document.pop("$defs", {}).items()}
+    return _with_text_names(document, theirs), _with_text_names(theirs, theirs)
 
 
 def _with_text_names(part: Any, theirs: JSONObject) -> Any:
