@@ -156,6 +156,24 @@ def test_a_query_parameter_describes_only_what_a_query_can_express() -> None:
     assert body["properties"] == properties
 
 
+def test_the_media_type_of_an_imported_file_is_declared() -> None:
+    good = {"description": "A picture.", "content": {"image/png": {}}}
+    imported = from_openapi(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Pictures", "version": "1"},
+            "paths": {"/picture": {"get": {"operationId": "get", "responses": {"200": good}}}},
+        },
+        HTTPServiceConfig(namespace="pictures", base_url="http://127.0.0.1:1"),
+    )
+
+    document = document_of(*(operation.spec for operation in imported))
+    responses = document["paths"]["/pictures/get"]["get"]["responses"]
+    assert responses["200"]["content"]["image/png"] == {
+        "schema": {"type": "string", "format": "binary"}
+    }
+
+
 def test_every_response_component_is_used() -> None:
     assert "Denied" in to_openapi(build())["components"]["responses"]
     assert "Denied" not in to_openapi([spec()])["components"]["responses"]

@@ -157,7 +157,10 @@ def test_the_output_is_the_union_of_the_successful_responses(
         ({"application/xml": "x", "application/json": "j"}, {"const": "j"}),
         ({"text/csv": "t"}, {"type": "string"}),
         ({"application/xml": "x"}, {"type": "string"}),
-        ({"image/png": "p"}, {}),
+        (
+            {"image/png; q=1": "p"},
+            {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"},
+        ),
         ({"*/*": "a"}, {}),
     ],
 )

@@ -243,8 +243,13 @@ def _data(draft: SchemaDraft, declared: Media, *, is_listed: bool) -> JSONObject
         return {"type": "array", "items": _data(draft, declared, is_listed=False)}
     if media.is_json(kind) or media.is_stream(kind) or _is_json_range(declared, schemas):
         return as_object(draft.convert(_raw(declared, schemas)))
-    # Text is a string, even if a schema describes its XML as an object; bytes are not checked.
-    return {"type": "string"} if media.is_text(kind) else {}
+    # Text is a string, even if a schema describes its XML as an object.
+    if media.is_text(kind):
+        return {"type": "string"}
+    if media.is_range(kind):
+        return {}
+    # Bytes are not checked, but whoever serves them must know their type.
+    return {"type": "string", "contentEncoding": "base64", "contentMediaType": media.essence(kind)}
 
 
 def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:
