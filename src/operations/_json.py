@@ -373,6 +373,46 @@ def _(value: msgspec.Struct) -> Any:
     return tag | {name: item for name, item in items.items() if item is not msgspec.UNSET}
 
 
+MASK = "**********"
+"""The JSON form of pydantic's secrets."""
+
+
+def reject_masked(plain: Any, value: Any) -> None:
+    """Raise `JSONValueError` if a secret in `value` is masked in `plain`, its JSON form.
+
+    A result may have a masked secret, but a function must not receive the mask in place of its argument.
+    """
+    path = _path_of_mask(plain)
+    if path is not None and _holds_secret(value):
+        raise JSONValueError("is a secret, which JSON masks; pass its text", path)
+
+
+def _path_of_mask(plain: Any) -> str | None:
+    if plain == MASK:
+        return ""
+    parts = plain.items() if is_object(plain) else enumerate(list_of(plain))
+    for token, item in parts:
+        path = _path_of_mask(item)
+        if path is not None:
+            return pointer(token) + path
+    return None
+
+
+def _holds_secret(value: Any) -> bool:
+    cls: Any = value.__class__
+    return hasattr(cls, "get_secret_value") or any(map(_holds_secret, _parts_of(value)))
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, (Mapping, list, tuple, Set)):
+        return value.values() if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    cls: Any = value.__class__
+    for attribute in ("__struct_fields__", "model_fields", "__dataclass_fields__"):
+        if hasattr(cls, attribute):
+            return [getattr(value, name, None) for name in getattr(cls, attribute)]
+    return [getattr(value, field.name, None) for field in getattr(cls, "__attrs_attrs__", ())]
+
+
 def _text(value: str) -> str:
     try:
         value.encode()

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, cast, overload
 
 from msgspec.structs import replace as with_fields
 
+from operations._json import JSONValueError
 from operations._pipeline.path import authorize, invoke, prepare, run
 from operations._pipeline.plan import (
     CallCounters,
@@ -37,7 +38,7 @@ from operations.errors import (
 )
 from operations.functions import typed_function
 from operations.observe import Observer
-from operations.schema import Schema, misfit
+from operations.schema import Schema, invalid_json, misfit
 from operations.specs import (
     Operation,
     OperationSpec,
@@ -193,7 +194,11 @@ class OperationRegistry(Registrations):
     ) -> Any:
         """As `call`; `execute` runs the operation, by the id that it has in this registry."""
         marked_id, signature = typed_function(function)
-        given, operation_id = signature.arguments(arguments, named), self.current_id(marked_id)
+        operation_id = self.current_id(marked_id)
+        try:
+            given = signature.arguments(arguments, named)
+        except JSONValueError as error:
+            raise invalid_json(operation_id, error) from error
         known = self._operations.get(operation_id)
         registered = None if known is None else known.signature
         if registered is not None and registered.owner is not signature.owner:

@@ -150,3 +150,59 @@ def test_a_field_of_pydantic_cannot_be_a_default() -> None:
 
     with pytest.raises(RegistrationError, match=r"'seconds': put Field\(\.\.\.\) into the annotat"):
         operation("task.wait")(wait)
+
+
+class Login(pydantic.BaseModel):
+    name: str
+    password: pydantic.SecretStr
+
+
+class OpenLogin(Login):
+    @pydantic.field_serializer("password")
+    def _show(self, password: pydantic.SecretStr) -> str:
+        return password.get_secret_value()
+
+
+@operation("login.check")
+def check_login(logins: list[Login]) -> list[str]:
+    return [login.password.get_secret_value() for login in logins]
+
+
+@operation("login.show")
+def show_login(login: OpenLogin, note: str = "") -> str:
+    return login.password.get_secret_value() + note
+
+
+@operation("login.half")
+def half(size: float) -> float:
+    return size / 2
+
+
+async def test_a_function_does_not_receive_the_mask_of_a_secret() -> None:
+    registry = OperationRegistry([check_login, show_login])
+    login = Login(name="a", password=pydantic.SecretStr("p"))
+    shown = OpenLogin(name="a", password=pydantic.SecretStr("p"))
+    plain = {"name": "a", "password": "**********"}
+
+    for call in (
+        registry.call(check_login, [login]),
+        registry.execute("login.check", {"logins": [login]}),
+    ):
+        with pytest.raises(CallError) as caught:
+            await call
+        assert caught.value.code == "VALIDATION_ERROR"
+        (issue,) = caught.value.details["errors"]
+        assert issue["path"] == "/logins/0/password"
+        assert "pass its text" in issue["message"]
+    assert await registry.call(show_login, shown) == "p"
+    assert (await registry.execute("login.check", {"logins": [plain]})).data == ["**********"]
+    assert (await registry.execute("login.check", {"logins": (plain,)})).data == ["**********"]
+
+
+async def test_an_argument_of_a_typed_call_that_is_not_json_is_a_validation_error() -> None:
+    registry = OperationRegistry([half])
+
+    with pytest.raises(CallError) as caught:
+        await registry.call(half, float("nan"))
+    assert caught.value.code == "VALIDATION_ERROR"
+    assert caught.value.details["errors"][0]["path"] == "/size"

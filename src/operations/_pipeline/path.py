@@ -26,6 +26,7 @@ from operations._json import (
     as_json,
     count_values,
     nests_within,
+    reject_masked,
     to_json,
 )
 from operations._objects import without_objects
@@ -69,7 +70,14 @@ from operations.errors import (
     forward_error,
     timeout_error,
 )
-from operations.schema import Change, CompiledSchema, Normalise, Schema, validate_or_raise
+from operations.schema import (
+    Change,
+    CompiledSchema,
+    Normalise,
+    Schema,
+    invalid_json,
+    validate_or_raise,
+)
 from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
 
 logger = logging.getLogger("operations")
@@ -178,11 +186,14 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
     held = None if files is None else files.hold(value)
     if held is not None:
         value = held.value
+    failure: JSONValueError | None = None
     try:
         decoded = context.channel.decoded
         # Middleware may have changed the input.
         is_plain = decoded and decoded.pop() is value and not plan.host.middleware
         plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
+        if plain is not value:
+            reject_masked(plain, value)
         if plan.accepts(plain):
             return plan, plain if held is None else held.restore(plain)
         if plain is None and plan.accepts({}):
@@ -192,11 +203,11 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
             if converted is not None:
                 plain, plan = converted.value, noting(plan, converted.changes)
                 return plan, plain if held is None else held.restore(plain)
-    except JSONValueError:
-        pass  # reported below with its path
+    except JSONValueError as error:
+        failure = error  # reported below, with its path
     try:
         validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
+        raise invalid_json(plan.id, failure or JSONValueError("is not JSON"))
     except CallError as error:
         error.operation_id = plan.id
         raise

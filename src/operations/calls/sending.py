@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from operations._json import JSONValueError, as_json
+from operations._json import JSONValueError, as_json, reject_masked
 from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.events import (
@@ -50,7 +50,7 @@ from operations.errors import (
     TransportError,
 )
 from operations.pubsub.base import Delivery, EventTarget, start_task
-from operations.schema.explain import ValidationIssue, misfit
+from operations.schema.explain import invalid_json
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
@@ -160,6 +160,8 @@ class CallSender(ABC):
                 credential = self._delegate(operation_id, context)
         try:
             value = as_json(input)
+            if value is not input:
+                reject_masked(value, input)
             metadata = None if metadata is None else as_json(metadata)
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(operation_id, error) from error
@@ -487,8 +489,7 @@ class CallSender(ABC):
 def not_json(operation_id: str, error: Exception) -> CallError:
     """Return the error for an input that is not JSON."""
     found = error if isinstance(error, JSONValueError) else JSONValueError(f"is not JSON: {error}")
-    issue = ValidationIssue(path=found.path, message=found.reason, keyword="json")
-    return misfit(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
+    return invalid_json(operation_id, found)
 
 
 def remaining(context: OperationContext | None, limit: float) -> float:

@@ -12,7 +12,7 @@ from operations.schema.document import (
     from_schema,
     validate_or_raise,
 )
-from operations.schema.explain import ValidationIssue, misfit
+from operations.schema.explain import ValidationIssue, invalid_json, misfit
 from operations.schema.python import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
@@ -36,6 +36,7 @@ __all__ = [
     "converter_for",
     "format_value_errors",
     "from_schema",
+    "invalid_json",
     "misfit",
     "schema_for",
     "signature_of",

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from operations._json import escape, is_list, is_object
+from operations._json import JSONValueError, escape, is_list, is_object
 from operations._text import SUGGESTS, suggestion
-from operations.errors import CallError
+from operations.errors import CallError, ErrorCode
 from operations.schema.compiling import text_test
 from operations.schema.members import nearest
 from operations.schema.plans import Plan, Planner
@@ -43,6 +43,12 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
         f"{sentence}: {first.path or 'it'} {first.message}{more}",
         {"errors": msgspec.to_builtins(issues)},
     )
+
+
+def invalid_json(operation_id: str, error: JSONValueError) -> CallError:
+    """Return the error for an input that cannot be converted to JSON."""
+    issue = ValidationIssue(error.path, error.reason, "json")
+    return misfit(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
 
 
 def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | None:

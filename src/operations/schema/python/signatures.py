@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import UnionType
-from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
 
 import msgspec
 
-from operations._json import to_json
+from operations._json import reject_masked, to_json
 from operations.errors import ErrorCode, RegistrationError, SchemaError
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue, misfit
@@ -309,6 +309,7 @@ class Signature:
 
         Raises:
             TypeError: If the function does not accept the arguments, or they include the context.
+            JSONValueError: If an argument cannot be converted to JSON.
         """
         bound = self.callable.bind_partial(*positional, **named).arguments
         if self.context_parameter in bound:
@@ -319,7 +320,9 @@ class Signature:
                 if twice := bound.keys() & more.keys():
                     raise TypeError(f"multiple values for {', '.join(sorted(twice))}")
                 bound.update(more)
-        return cast("JSONObject", to_json(bound))
+        given: JSONObject = to_json(bound)
+        reject_masked(given, bound)
+        return given
 
     def typed_result(self, data: Any) -> tuple[Any, list[ValidationIssue]]:
         """Return the result as its annotated type, or the error."""
