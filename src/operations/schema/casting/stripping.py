@@ -58,9 +58,9 @@ class _Stage:
         self._plan = plan
         self.strip: Strip = self._compile_and_strip
 
-    def _compile_and_strip(self, value: Any, room: int) -> Any:
+    def _compile_and_strip(self, value: Any, levels: int) -> Any:
         self.strip = self._stripper.compile(self._plan)
-        return self.strip(value, room)
+        return self.strip(value, levels)
 
 
 class Stripper:
@@ -119,19 +119,19 @@ class Stripper:
         scalars = scalar_types(plan.types or ())
         typed = plan.types is not None
 
-        def strip(value: Any, room: int) -> Any:
+        def strip(value: Any, levels: int) -> Any:
             kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind is dict:
-                return on_object(value, room)
+                return on_object(value, levels)
             if kind is list:
-                return on_array(value, room)
+                return on_array(value, levels)
             if kind in scalars:
                 return value
             if kind in SCALARS:
                 if typed:
                     raise NeedsRepair
                 return to_json(value)
-            return strip(lift(value), room)
+            return strip(lift(value), levels)
 
         return strip
 
@@ -154,10 +154,10 @@ class Stripper:
         others = self._others(plan) if plan.keeps_unnamed else None
         planner = self._planner
 
-        def strip(value: dict[Any, Any], room: int) -> Any:
-            if room <= 0:
+        def strip(value: dict[Any, Any], levels: int) -> Any:
+            if levels <= 0:
                 raise NeedsRepair
-            room -= 1
+            levels -= 1
             result: dict[str, Any] = {}
             for key, item in value.items():
                 if key in known:
@@ -167,14 +167,14 @@ class Stripper:
                     elif stage is None:
                         result[name] = _lifted(item, leaf)
                     else:
-                        result[name] = stage.strip(item, room)
+                        result[name] = stage.strip(item, levels)
                     continue
                 if type(key) is not str:
                     raise NeedsRepair
                 stage = None if others is None else others(key)
                 if stage is not None:
                     key.encode()  # raises an error for invalid Unicode
-                    result[key] = stage.strip(item, room)
+                    result[key] = stage.strip(item, levels)
             for name, default in filled:
                 if name not in value:
                     if type(default) in SCALARS:
@@ -210,12 +210,12 @@ class Stripper:
         first = [self.stage(plan.part(plan.place(index))) for index in range(plan.places)]
         rest = self.stage(others)
 
-        def strip(value: list[Any], room: int) -> Any:
-            if room <= 0:
+        def strip(value: list[Any], levels: int) -> Any:
+            if levels <= 0:
                 raise NeedsRepair
-            room -= 1
-            result = [stage.strip(item, room) for stage, item in zip(first, value, strict=False)]
-            result += [rest.strip(item, room) for item in value[len(first) :]]
+            levels -= 1
+            result = [stage.strip(item, levels) for stage, item in zip(first, value, strict=False)]
+            result += [rest.strip(item, levels) for item in value[len(first) :]]
             return result
 
         return strip
@@ -232,18 +232,18 @@ class Stripper:
         plain = scalars or frozenset()
         picked: dict[tuple[str, ...], _Stage] = {}
 
-        def strip(value: Any, room: int) -> Any:
+        def strip(value: Any, levels: int) -> Any:
             kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind in plain:
                 return value
             if kind is not dict and kind is not list:
                 if kind not in SCALARS:
-                    return strip(lift(value), room)
+                    return strip(lift(value), levels)
                 if scalars is None:
                     return to_json(value)
                 raise NeedsRepair
             if recursive:
-                _enforce_depth(value, room)
+                _enforce_depth(value, levels)
             planner.undecided += undecided
             picks: list[Site] = []
             for choice, members in zip(
@@ -263,7 +263,7 @@ class Stripper:
             stage = picked.get(key)
             if stage is None:
                 stage = picked[key] = self.stage(plan.pick(tuple(picks)))
-            return stage.strip(value, room)
+            return stage.strip(value, levels)
 
         return strip
 
@@ -281,10 +281,10 @@ def _give_up(_value: Any, _room: int) -> Any:
     raise NeedsRepair
 
 
-def _enforce_depth(value: Any, room: int) -> None:
+def _enforce_depth(value: Any, levels: int) -> None:
     """Require that a value is JSON and not nested too deeply, before a recursive validator processes it."""
     try:
-        as_json(value, room)
+        as_json(value, levels)
     except JSONValueError:
         raise NeedsRepair from None
 
@@ -292,14 +292,14 @@ def _enforce_depth(value: Any, room: int) -> None:
 def _typed_or(typed: "TypedStrip", general: Strip) -> Strip:
     strip_typed, depth = typed.strip, typed.shape.depth
 
-    def strip(value: Any, room: int) -> Any:
-        if room >= depth and type(value) not in SCALARS:
+    def strip(value: Any, levels: int) -> Any:
+        if levels >= depth and type(value) not in SCALARS:
             try:
                 return strip_typed(value)[0]
             except NeedsRepair:
                 # The types are not JSON, or the shape differs: try the thorough pass.
                 pass
-        return general(value, room)
+        return general(value, levels)
 
     return strip
 

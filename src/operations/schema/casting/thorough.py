@@ -102,8 +102,8 @@ class Pass:
             return MISSING
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
 
-    def cast(self, plan: Plan, value: Any, path: str = "", room: int = MAX_DEPTH) -> Any:
-        """Cast `value` at `path`; `room` is its allowed depth.
+    def cast(self, plan: Plan, value: Any, path: str = "", levels: int = MAX_DEPTH) -> Any:
+        """Cast `value` at `path`; it may nest `levels` deep.
 
         Raises:
             JSONValueError: If a part that the schema does not strip is not JSON and cannot be converted to it.
@@ -115,19 +115,19 @@ class Pass:
         while type(value) not in JSON_TYPES:
             value = placed(lift, value, path)
         if plan.is_unknown:
-            return placed(to_json, value, path, room)
+            return placed(to_json, value, path, levels)
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if plan.choices and plan.allows(kind_of(value)):
-            return self._choose(plan, value, path, room)
+            return self._choose(plan, value, path, levels)
         if kind is dict and plan.allows("object") and plan.constants is None:
-            return self._object(plan, value, path, room)
+            return self._object(plan, value, path, levels)
         if kind is list and plan.allows("array") and plan.constants is None:
-            return self._array(plan, value, path, room)
-        return self._whole(plan, value, path, room)
+            return self._array(plan, value, path, levels)
+        return self._whole(plan, value, path, levels)
 
-    def _whole(self, plan: Plan, value: Any, path: str, room: int) -> Any:
+    def _whole(self, plan: Plan, value: Any, path: str, levels: int) -> Any:
         """Cast a value that is not a container with its own plan."""
-        value = placed(to_json, value, path, room)
+        value = placed(to_json, value, path, levels)
         if plan.accepts(value):
             whole = type(value) is float and is_whole(value)
             if whole and not plan.allows("number") and plan.constants is None:
@@ -141,8 +141,8 @@ class Pass:
                     return converted
         return self.misfit(plan, value)
 
-    def _object(self, plan: Plan, value: dict[Any, Any], path: str, room: int) -> Any:
-        if room <= 0:
+    def _object(self, plan: Plan, value: dict[Any, Any], path: str, levels: int) -> Any:
+        if levels <= 0:
             raise JSONValueError("nested too deeply", path)
         is_plain = all(type(key) is str for key in value)
         members = value if is_plain else _with_plain_keys(value, path)
@@ -158,7 +158,7 @@ class Pass:
                     placed(to_json, name, path)
             if field.kept:
                 place = path + pointer(name)
-                result[name] = self.cast(plan.part(field.sites), item, place, room - 1)
+                result[name] = self.cast(plan.part(field.sites), item, place, levels - 1)
         for name, field in plan.fields.items():
             if name not in members and not field.barred:
                 part = plan.part(field.sites)
@@ -170,19 +170,19 @@ class Pass:
                     self._planner.undecided += type(made) in _CONTAINERS
         return result
 
-    def _array(self, plan: Plan, value: list[Any], path: str, room: int) -> Any:
-        if room <= 0:
+    def _array(self, plan: Plan, value: list[Any], path: str, levels: int) -> Any:
+        if levels <= 0:
             raise JSONValueError("nested too deeply", path)
         first = [plan.part(plan.place(index)) for index in range(plan.places)]
         rest = plan.part(plan.place(plan.places))
         parts = zip(chain(first, repeat(rest)), self.cut(plan, value), strict=False)
         items = [
-            self.cast(part, item, f"{path}/{index}", room - 1)
+            self.cast(part, item, f"{path}/{index}", levels - 1)
             for index, (part, item) in enumerate(parts)
         ]
         return self.resized(plan, items)
 
-    def _choose(self, plan: Plan, value: Any, path: str, room: int) -> Any:
+    def _choose(self, plan: Plan, value: Any, path: str, levels: int) -> Any:
         """Choose the members of the unions in `plan` for `value`, then cast the value to them.
 
         Several unions may contain the same union for the same place; the result is computed once.
@@ -193,7 +193,7 @@ class Pass:
                 raise CannotCastError
             before = self.edits
             try:
-                result = self._cast_chosen(plan, value, path, room)
+                result = self._cast_chosen(plan, value, path, levels)
                 self._chosen[key] = result, self.edits - before
             except CannotCastError:
                 self._refused.add(key)
@@ -204,8 +204,8 @@ class Pass:
         self.edits += edits
         return result
 
-    def _cast_chosen(self, plan: Plan, value: Any, path: str, room: int) -> Any:
-        value = placed(to_json, value, path, room)
+    def _cast_chosen(self, plan: Plan, value: Any, path: str, levels: int) -> Any:
+        value = placed(to_json, value, path, levels)
         if plan.is_unstable and type(value) in _CONTAINERS:
             self._planner.undecided += 1
         picks: list[Site] = []
@@ -215,7 +215,7 @@ class Pass:
             self._trials_left = _MAX_TRIALS
 
         def attempt(member: Plan) -> int | None:
-            return self._attempt(member, value, path, room)
+            return self._attempt(member, value, path, levels)
 
         for choice in plan.choices:
             if not choice.members:
@@ -234,18 +234,18 @@ class Pass:
             named = self.named(choice, value)
             picks.extend(chosen)
             own.extend(chosen if named is None or named in chosen else [named])
-        result = self.cast(plan.pick(tuple(picks)), value, path, room)
+        result = self.cast(plan.pick(tuple(picks)), value, path, levels)
         if own == picks:
             return result
         # Cast separately, because a closed member forbids the properties of the others.
-        return _joined(result, self.cast(plan.pick(tuple(own)), value, path, room))
+        return _joined(result, self.cast(plan.pick(tuple(own)), value, path, levels))
 
-    def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> int | None:
+    def _attempt(self, plan: Plan, value: Any, path: str, levels: int) -> int | None:
         """Return the number of conversions to cast `value` to `plan`; None if conversions are not enough."""
         outer = self.edits, self.on_trial
         self.edits, self.on_trial = 0, True
         try:
-            result = self.cast(plan, value, path, room)
+            result = self.cast(plan, value, path, levels)
             return self.edits if plan.accepts(result) else None
         except CannotCastError:
             return None
