@@ -253,12 +253,17 @@ async def test_a_truncated_compressed_response_is_an_error(coding: str) -> None:
             await registry.execute("api.call", {})
 
 
-async def test_an_empty_compressed_body_is_empty() -> None:
+async def received(body: bytes, kind: str, **headers: str) -> Any:
+    """Return the data of a call whose response is `body`."""
     async with (
-        serving(responding(b"", "application/json", Content_Encoding="gzip")) as url,
+        serving(responding(body, kind, 200, **headers)) as url,
         imported(SCHEMALESS, base_url=url) as registry,
     ):
-        assert (await registry.execute("api.call", {})).data is None
+        return (await registry.execute("api.call", {})).data
+
+
+async def test_an_empty_compressed_body_is_empty() -> None:
+    assert await received(b"", "application/json", Content_Encoding="gzip") is None
 
 
 @pytest.mark.parametrize(
@@ -274,11 +279,7 @@ async def test_xml_is_read_in_the_encoding_that_it_declares(
     kind: str, declared: str, encoding: str
 ) -> None:
     text = f"<?xml version='1.0' encoding='{declared}'?><a>\u043f</a>"
-    async with (
-        serving(responding(text.encode(encoding), kind)) as url,
-        imported(SCHEMALESS, base_url=url) as registry,
-    ):
-        assert (await registry.execute("api.call", {})).data == text
+    assert await received(text.encode(encoding), kind) == text
 
 
 @pytest.mark.parametrize(
@@ -293,11 +294,7 @@ async def test_a_charset_may_be_named_after_a_part_of_it(
     charset: str, encoding: str, text: str
 ) -> None:
     for kind, content in (("text/plain", text), ("application/json", f'"{text}"')):
-        async with (
-            serving(responding(content.encode(encoding), f"{kind}; charset={charset}")) as url,
-            imported(SCHEMALESS, base_url=url) as registry,
-        ):
-            assert (await registry.execute("api.call", {})).data == text
+        assert await received(content.encode(encoding), f"{kind}; charset={charset}") == text
 
 
 async def test_a_form_in_a_response_is_text() -> None:
