@@ -253,11 +253,16 @@ async def test_a_truncated_compressed_response_is_an_error(coding: str) -> None:
             await registry.execute("api.call", {})
 
 
-async def received(body: bytes, kind: str, **headers: str) -> Any:
-    """Return the data of a call whose response is `body`."""
+async def received(
+    body: bytes, kind: str, content: dict[str, Any] | None = None, **headers: str
+) -> Any:
+    """Return the data of a call whose response is `body`, declared as `content`."""
+    doc = SCHEMALESS
+    if content is not None:
+        doc = document(responses={"200": {"description": "ok", "content": content}})
     async with (
         serving(responding(body, kind, 200, **headers)) as url,
-        imported(SCHEMALESS, base_url=url) as registry,
+        imported(doc, base_url=url) as registry,
     ):
         return (await registry.execute("api.call", {})).data
 
@@ -775,3 +780,15 @@ async def test_an_error_shows_whether_the_request_may_have_arrived() -> None:
     assert (redirected.value.code, redirected.value.begun, retries) == ("UNAVAILABLE", None, 0)
     assert (refused.value.code, refused.value.begun) == ("UNAVAILABLE", False)
     assert counters.of("api.call").retries == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "data"),
+    [(b"iVBORw0KGgo=", b"\x89PNG\r\n\x1a\n"), (b"\x89PNG\r\n\x1a\n", b"\x89PNG\r\n\x1a\n")],
+)
+async def test_a_response_that_its_schema_declares_as_base64_is_its_bytes(
+    content: bytes, data: bytes
+) -> None:
+    """Some servers send the bytes themselves."""
+    schema = {"type": "string", "contentEncoding": "base64"}
+    assert await received(content, "image/png", {"image/png": {"schema": schema}}) == data

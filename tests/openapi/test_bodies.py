@@ -241,3 +241,62 @@ async def test_raw_deflate_is_decoded() -> None:
     content = packer.compress(b"x" * 100_000) + packer.flush()
     halves = _Response("deflate", content[:5], content[5:])
     assert b"".join([piece async for piece in decoded(halves)]) == b"x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "content", "content_type"),
+    [
+        ("application/json; charset=utf-16", {"a": "é"}, '{"a":"é"}'.encode("utf-16"), None),
+        ("application/json; charset=UTF-16LE", {"a": "é"}, '{"a":"é"}'.encode("utf-16-le"), None),
+        ('application/json; charset="latin-1"', {"a": "é"}, b'{"a":"\xe9"}', None),
+        # JSON can express every character in ASCII.
+        ("application/json; charset=ascii", {"a": "é😀"}, b'{"a":"\\u00e9\\ud83d\\ude00"}', None),
+        ("application/json; charset=utf-8", {"a": "é"}, '{"a":"é"}'.encode(), None),
+        ("application/json; charset=no; v=2", "é", '"é"'.encode(), "application/json; v=2"),
+        ("application/x-ndjson; charset=utf-16", ["é"], '"é"\n'.encode("utf-16"), None),
+    ],
+)
+def test_json_is_sent_in_the_charset_of_its_content_type(
+    kind: str, value: Any, content: bytes, content_type: str | None
+) -> None:
+    assert written(kind, value) == Payload(content, content_type or kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "content"),
+    [
+        ("text/plain; charset=utf-16", "é", "é".encode("utf-16")),
+        ("text/plain; charset=no", "é", "é".encode()),
+        ("application/json; charset=utf-16", {"a": "é"}, '{"a":"é"}'.encode("utf-16")),
+    ],
+)
+def test_a_part_is_sent_in_the_charset_of_its_content_type(
+    kind: str, value: Any, content: bytes
+) -> None:
+    body = content_of("multipart/form-data", {"p": value}, encoding={"p": {"contentType": kind}})
+    head, _, rest = body.partition(b"\r\n\r\n")
+    assert rest.startswith(content + b"\r\n--")
+    sent = head.partition(b"Content-Type: ")[2].decode()
+    assert sent == ("text/plain; charset=utf-8" if kind.endswith("=no") else kind)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "byte"},
+        {"type": "string", "format": "base64"},
+        {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"},
+    ],
+)
+@pytest.mark.parametrize("value", ["-_8", b"\xfb\xff", {"content": "+/8="}])
+def test_a_body_that_its_schema_declares_as_base64_is_sent_as_base64(
+    schema: dict[str, Any], value: Any
+) -> None:
+    payload = written("image/png", value, is_bytes=True, schema=schema)
+    assert payload == Payload(b"+/8=", "image/png")
+
+
+def test_a_body_that_its_schema_declares_as_base64url_is_sent_in_its_alphabet() -> None:
+    schema = {"type": "string", "contentEncoding": "base64url"}
+    payload = written("image/png", "+/8=", is_bytes=True, schema=schema)
+    assert payload == Payload(b"-_8=", "image/png")

@@ -1,6 +1,7 @@
 """Bodies that a document offers in several media types, and media types that are misspelt."""
 
 import base64
+import copy
 from typing import Any
 
 import pytest
@@ -201,3 +202,40 @@ async def test_every_patch_of_kubernetes_works(echo: Echo, name: str) -> None:
                 assert echo.seen[-1].header("content-type") == kind
                 assert echo.seen[-1].json == arguments["body"]
     assert patches
+
+
+async def test_whole_floats_are_sent_as_integers_where_the_schema_requires_them(echo: Echo) -> None:
+    """As a local function receives them: JSON does not distinguish 5.0 from 5, but many servers do."""
+    integer = {"type": "integer"}
+    part = {"type": "object", "properties": {"n": integer, "x": {"type": "number"}}}
+    body = {
+        "type": "object",
+        "properties": {"list": {"type": "array", "items": {"anyOf": [part, integer]}}},
+        "additionalProperties": integer,
+    }
+    parameters = [
+        {"name": "id", "in": "path", "required": True, "schema": integer},
+        {"name": "n", "in": "query", "schema": {"type": "array", "items": integer}},
+        {"name": "x", "in": "query", "schema": {"type": "number"}},
+        {"name": "h", "in": "header", "schema": integer},
+        {"name": "c", "in": "cookie", "schema": {"type": ["integer", "null"]}},
+    ]
+    content = {"application/json": {"schema": body}}
+    doc = document("/x/{id}", "post", **offering(**content), parameters=parameters)
+    arguments = {
+        "id": 5.0, "n": [1.0, 2], "x": 3.0, "h": -4.0, "c": 6.0,
+        "body": {"list": [{"n": 7.0, "x": 8.0}, 9.0], "other": 10.0},
+    }  # fmt: skip
+    given = copy.deepcopy(arguments)
+    seen = await sent(doc, echo, arguments)
+    assert seen.target == "/x/5?n=1&n=2&x=3.0"
+    assert (seen.header("h"), seen.header("cookie")) == ("-4", "c=6")
+    assert seen.body == b'{"list":[{"n":7,"x":8.0},9],"other":10}'
+    assert repr(arguments) == repr(given)
+
+
+async def test_whole_floats_beside_a_file_are_sent_as_integers(echo: Echo) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "f": FILE}}
+    doc = document("/x", "post", **offering(**{MULTIPART: {"schema": schema}}))
+    parts = (await sent(doc, echo, {"body": {"n": 5.0, "f": b"\xff"}})).parts
+    assert [part["content"] for part in parts] == [b"5", b"\xff"]

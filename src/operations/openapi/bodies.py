@@ -11,6 +11,8 @@ Rule 3: only code in this process can pass `bytes`, paths and open files. They a
 
 import base64
 import binascii
+import json
+import re
 import secrets
 from dataclasses import dataclass
 from secrets import token_hex
@@ -48,7 +50,7 @@ from operations.openapi.parameters import (
     text_of_value,
 )
 from operations.openapi.reading import media
-from operations.openapi.reading.keywords import is_file
+from operations.openapi.reading.keywords import base64_encoding, is_file
 from operations.openapi.reading.model import Media, Parameter
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.transport import enforce_header
@@ -368,9 +370,11 @@ class _Writer:
             fallback = media.concrete(text_of(schema.get("contentMediaType")) or OCTETS, OCTETS)
             kind = upload.content_type or media.concrete(declared or fallback, fallback)
         elif isinstance(value, (dict, list)) or media.is_json(declared):
-            content = msgspec.json.encode(value)
             declared = next(filter(media.is_json, kinds), declared)
-            kind = media.concrete(declared or "application/json", "application/json")
+            kind = media.concrete(declared or JSON, JSON)
+            content, kind = _encoded_json(msgspec.json.encode(value), kind)
+        elif media.parameter_of(declared, "charset"):
+            content, kind = _encoded_text(text_of_value(value), declared)
         else:
             content, kind = text_of_value(value).encode(), declared
         lines: list[str] = []
@@ -424,11 +428,11 @@ def write_body(
     kind = chosen.media_type
     if is_file_value(value):
         upload = upload_of(value, "body")
-        return Payload(_sent(upload), media.concrete(kind, OCTETS))
+        return Payload(_sent(upload, chosen, converter), media.concrete(kind, OCTETS))
     if media.is_json(kind):
-        return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
+        return Payload(*_encoded_json(msgspec.json.encode(value), media.concrete(kind, JSON)))
     if is_list(value) and media.is_sequence(kind):
-        return Payload(write_sequence(value, kind), kind)
+        return Payload(*_encoded_json(write_sequence(value, kind), kind))
     if media.is_multipart(kind):
         return write_multipart(chosen, value, converter, part_headers)
     if media.is_form(kind):
@@ -437,16 +441,22 @@ def write_body(
         upload = upload_of(value, "body", converter.files_root)
         own_type = upload.content_type if upload is not None else ""
         enforce_header("Content-Type", own_type)
-        return Payload(_sent(upload), own_type or media.concrete(kind, OCTETS))
+        content = _sent(upload, chosen, converter)
+        return Payload(content, own_type or media.concrete(kind, OCTETS))
     if isinstance(value, str):
-        return _encoded_text(value, kind)
-    return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
+        return Payload(*_encoded_text(value, kind))
+    return Payload(*_encoded_json(msgspec.json.encode(value), media.concrete(kind, JSON)))
 
 
-def _sent(upload: Upload | None) -> bytes | StreamedBody:
+def _sent(upload: Upload | None, chosen: Media, converter: SchemaConverter) -> bytes | StreamedBody:
+    """Return the content of a file; encoded, if the schema describes the body as text that encodes it."""
     if upload is None:
         raise CallError(ErrorCode.VALIDATION_ERROR, "The body must be base64.")
     content = upload.content
+    encoding = base64_encoding(converter.resolve(chosen.schema))
+    if encoding:
+        encoded = base64.b64encode(upload.read("body"))
+        return encoded if encoding == "base64" else encoded.translate(_URL_SAFE)
     return content if isinstance(content, bytes) else StreamedBody([content])
 
 
@@ -456,14 +466,36 @@ def write_sequence(items: list[Any], kind: str) -> bytes:
     return b"".join([mark + msgspec.json.encode(item) + b"\n" for item in items])
 
 
-def _encoded_text(value: str, kind: str) -> Payload:
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+
+def _encoded_json(content: bytes, kind: str) -> tuple[bytes, str]:
+    """Return JSON in the charset of its media type, and the media type; in UTF-8 if the charset is unknown."""
+    charset = media.parameter_of(kind, "charset")
+    if charset.lower() in {"", "utf-8"}:
+        return content, kind
+    text = content.decode()
+    try:
+        try:
+            return text.encode(charset), kind
+        except UnicodeError:
+            # Only strings contain such characters, and JSON can express them in ASCII.
+            escaped = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+            return escaped.encode(charset), kind
+    except (LookupError, ValueError):
+        return content, media.without_charset(kind)
+
+
+def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
+    """Return text in the charset of its media type, and the media type; in UTF-8 if there is none or it is unknown."""
     charset = media.parameter_of(kind, "charset")
     kind = media.concrete(kind, "text/plain")
     try:
-        content = value.encode(charset or "utf-8")
-        return Payload(content, kind if charset else f"{kind}; charset=utf-8")
+        content = value.encode(charset)
     except (LookupError, ValueError):
-        return Payload(value.encode(), f"{media.essence(kind)}; charset=utf-8")
+        return value.encode(), f"{media.without_charset(kind)}; charset=utf-8"
+    return content, kind
 
 
 def whole_query(parameter: Parameter, value: Any, converter: SchemaConverter) -> str:

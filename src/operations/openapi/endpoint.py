@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from operations._decoding import decode_known
 from operations._hosts import joined_url, normal_url, origin_of
-from operations._json import canonical, is_object, object_of
+from operations._json import canonical, is_list, is_object, object_of
 from operations.context import OperationContext
 from operations.envelopes import DescribedEnvelope, ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.bodies import HeldFiles, hold_files
+from operations.openapi.bodies import HeldFiles, hold_files, without_files
 from operations.openapi.client import ServiceClient
 from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
@@ -266,10 +266,17 @@ class Endpoint:
             if query:
                 plan.literal_query = (query, *plan.literal_query)
         expected = self._expected
-        draft = plan.draft(self.entry.method, self._server, object_of(input), expected.accept)
+        arguments = object_of(self._arguments(input))
+        draft = plan.draft(self.entry.method, self._server, arguments, expected.accept)
         draft.security = self.entry.operation.get("security")
         draft.keeps_redirects = expected.has_redirects
         return draft
+
+    def _arguments(self, input: Any) -> Any:
+        """Return the arguments of the request: integers also if they were given as floats, such as 5.0."""
+        if not _has_whole_float(input):
+            return input
+        return _with_integers(input, self.input.cast(without_files(input), "keep").value)
 
     def _ready(self) -> RequestPlan:
         plan = self._plan
@@ -319,6 +326,25 @@ class Endpoint:
             url = normal_url(url)
         server, _, query = url.partition("?")
         return server, query
+
+
+def _has_whole_float(value: Any) -> bool:
+    if type(value) is float:
+        return value.is_integer()
+    if is_object(value):
+        return any(map(_has_whole_float, value.values()))
+    return is_list(value) and any(map(_has_whole_float, value))
+
+
+def _with_integers(value: Any, cast: Any) -> Any:
+    """Return `value` with the integers of `cast` in place of equal floats."""
+    if type(value) is float:
+        return cast if type(cast) is int and cast == value else value
+    if is_object(value) and is_object(cast):
+        return {name: _with_integers(item, cast.get(name)) for name, item in value.items()}
+    if is_list(value) and is_list(cast) and len(value) == len(cast):
+        return list(map(_with_integers, value, cast))
+    return value
 
 
 def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:

@@ -118,12 +118,15 @@ class ExportedEndpoint(Endpoint):
             raise original_error(error) from error
 
     def _draft(self, input: Any) -> Draft:
-        draft = super()._draft({BODY: input})
+        draft = super()._draft(input)
         draft.headers[_META] = "true"
         if not self.is_stream:
             # Request bytes unencoded if the server supports both forms.
             draft.headers["Accept"] = "*/*"
         return draft
+
+    def _arguments(self, input: Any) -> Any:
+        return {BODY: super()._arguments(input)}
 
     def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:
         headers = {name: text for name, text in response.headers.items() if name != _META}

@@ -6,10 +6,11 @@ Rule 2: the events of a stream do not depend on the chunks in which its bytes ar
 """
 
 import asyncio
+import binascii
 import codecs
 import re
 import zlib
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, suppress
 from http.client import responses as PHRASES  # noqa: N812 - a table
@@ -440,6 +441,11 @@ def read_data(
         return [event_data(event.data) for event in events if event.data != DONE]
     if media.is_text(content_type):
         return _text(content, content_type)
+    if described.is_base64:
+        # Some servers send the bytes themselves.
+        with suppress(binascii.Error):
+            encoded = b"".join(content.split()).translate(bytes.maketrans(b"-_", b"+/"))
+            return b64decode(encoded, validate=True)
     return content
 
 

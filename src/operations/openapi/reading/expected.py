@@ -13,7 +13,7 @@ import msgspec
 
 from operations._json import list_of, object_of
 from operations.openapi.reading import media
-from operations.openapi.reading.keywords import as_object
+from operations.openapi.reading.keywords import as_object, base64_encoding
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import Media, Model, Response, best
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
@@ -33,22 +33,30 @@ class ResponseData:
         declared: One media type of a declared response; None for a response that the document does not describe.
         schema: The schema of the whole response, or of one item of a stream; None if there is none.
         listed: The schema of all items of a stream as a list; None if it is not a stream.
+        is_base64: Whether the schema describes the content as base64.
 
     Attributes:
         media: The declared media type.
         is_json: Whether JSON is declared.
         is_stream: Whether it is a sequence of items.
         is_text: Whether text other than JSON is declared.
+        is_base64: Whether bytes are declared that are sent as base64.
     """
 
     def __init__(
-        self, declared: Media | None, schema: Schema | None, listed: Schema | None = None
+        self,
+        declared: Media | None,
+        schema: Schema | None,
+        listed: Schema | None = None,
+        *,
+        is_base64: bool = False,
     ) -> None:
         kind = declared.media_type if declared is not None else ""
         self.media = declared
         self.is_json = media.is_json(kind)
         self.is_stream = media.is_stream(kind)
         self.is_text = media.is_text(kind) and not self.is_stream
+        self.is_base64 = is_base64 and not (self.is_json or self.is_stream or self.is_text)
         self.schema = schema
         self.listed = listed
 
@@ -129,7 +137,8 @@ class Expected:
         is_output = is_sole and (self._is_stream or not is_stream)
         schema = self._output if is_output else self._schema(declared)
         listed = self._schema(declared, is_listed=True) if is_stream else None
-        return ResponseData(declared, schema, listed)
+        is_base64 = base64_encoding(self._schemas.resolve(declared.schema)) != ""
+        return ResponseData(declared, schema, listed, is_base64=is_base64)
 
     def _schema(self, declared: Media, *, is_listed: bool = False) -> Schema:
         """Return the schema of a response's data, or of all items of a stream, converted when it is first used."""

@@ -16,6 +16,7 @@ from operations._json import (
     is_object,
     kind_of,
     list_of,
+    text_of,
     to_json,
 )
 from operations.schema.values import has_type
@@ -72,6 +73,14 @@ def is_file(schema: JSONObject) -> bool:
     # 3.1: a string with a media type but without an encoding is bytes, unless a schema describes it as text.
     media = schema.get("contentMediaType")
     return isinstance(media, str) and schema.keys().isdisjoint({"contentEncoding", "contentSchema"})
+
+
+def base64_encoding(schema: JSONObject) -> str:
+    """Return `base64` or `base64url` if a schema describes a body as text in that encoding; otherwise empty."""
+    if schema.get("format") in {"byte", "base64"}:
+        return "base64"
+    encoding = text_of(schema.get("contentEncoding")).lower()
+    return encoding if encoding in {"base64", "base64url"} else ""
 
 
 def as_object(schema: JSONSchema) -> JSONObject:

@@ -48,6 +48,13 @@ def parameter_of(media_type: str, name: str) -> str:
     return ""
 
 
+def without_charset(media_type: str) -> str:
+    """Return a media type without its charset."""
+    kind, *parameters = media_type.split(";")
+    others = [each for each in parameters if each.partition("=")[0].strip().lower() != "charset"]
+    return ";".join([kind, *others])
+
+
 @lru_cache
 def is_json(media_type: str) -> bool:
     """Return whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
