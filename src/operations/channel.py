@@ -38,6 +38,9 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     The first call removes it from the list, because a handler may change its input and pass it on.
     """
 
+    serves_anonymous: Callable[[], bool] | None = None
+    """Returns whether the entry point still serves callers without identity; None for a call from this process."""
+
     session: str = ""
     """The key of the session or connection that the call came through, which distinguishes callers without identity."""
 
@@ -50,6 +53,3 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
 
 CLOSED = CallerChannel()
 """The channel of a call from code in this process, which receives only the result."""
-
-ENTRY = CallerChannel()
-"""The channel of a call from an entry point that returns only the result."""

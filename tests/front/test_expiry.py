@@ -279,6 +279,34 @@ async def test_what_was_opened_without_a_credential_ends_once_every_caller_needs
 
 
 @pytest.mark.requirement("R57")
+async def test_a_subscription_of_an_unknown_peer_ends_once_every_caller_needs_a_credential() -> (
+    None
+):
+    registry = OperationRegistry()
+
+    @registry.operation("test.follow")
+    async def follow() -> AsyncGenerator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    hub = WebSocketHub(registry)
+    with anyio.fail_after(30):
+        async with hub.serve() as server:
+            port = server.sockets[0].getsockname()[1]
+            async with (
+                connect_websocket(f"ws://127.0.0.1:{port}") as target,
+                PendingRequestMap(target) as calls,
+            ):
+                items = calls.subscribe("test.follow", {})
+                assert (await anext(items)).data == 1
+                hub.front.credentials.admit_anonymous(is_admitted=False)
+                with pytest.raises(CallError) as caught:
+                    await anext(items)
+
+    assert caught.value.code == "ACCESS_DENIED"
+
+
+@pytest.mark.requirement("R57")
 async def test_a_half_sent_request_opens_no_stream_once_every_caller_needs_a_credential() -> None:
     registry, asked, changed = OperationRegistry(), asyncio.Event(), asyncio.Event()
 

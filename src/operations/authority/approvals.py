@@ -387,8 +387,7 @@ class Authority:
             asked = _request(operation.spec, digest, value, context, rule)
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
             value, used = approval.input, approval.id
-            if identity is not None:
-                await enforce_valid(identity, self.store)
+            await enforce_valid(context, self.store)
         if identity and grant and rules and rules.budgets:
             # The counters of all blocks are in one value, so that they change together or not at all.
             root = (identity.presented[1] or grant.keys)[0]

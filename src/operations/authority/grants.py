@@ -404,12 +404,17 @@ def has_expired(identity: Identity) -> bool:
     return identity.expires_at is not None and identity.expires_at <= clock()
 
 
-async def enforce_valid(identity: Identity, store: Store) -> None:
-    """Reject a call whose credential expired or was revoked while the call waited.
+async def enforce_valid(context: OperationContext, store: Store) -> None:
+    """Reject a call whose credential expired or was revoked, or became required, while the call waited.
 
     Raises:
         CallError: `ACCESS_DENIED`, or `UNAVAILABLE` if the store does not work.
     """
+    identity, serves_anonymous = context.identity, context.channel.serves_anonymous
+    if identity is None:
+        if serves_anonymous is not None and not serves_anonymous():
+            raise CallError(ErrorCode.ACCESS_DENIED, "Send a credential")
+        return
     is_over, grant = has_expired(identity), identity.grant
     if grant is not None and grant.issuer is not None:
         is_over = is_over or await grant.issuer.is_revoked(grant)

@@ -357,7 +357,7 @@ class JobRunner(ABC):
         """Run a job if the rules that all entry points of a server share admit it."""
         caller = job.caller = caller_key(identity, self._config.address)
         try:
-            if identity is None and not front.anonymous:
+            if identity is None and not front.serves_anonymous():
                 # A hub accepts sockets of unknown peers, which may only serve operations.
                 raise CallError(ErrorCode.ACCESS_DENIED, "Send a credential")
             if job.spec is not None:
@@ -393,6 +393,7 @@ class JobRunner(ABC):
             metadata=request.metadata or NOTHING,
             deadline=deadline,
             channel=CallerChannel(
+                serves_anonymous=self._front.serves_anonymous,
                 deadline=deadline,
                 queued=job.began_at - job.queued_at,
                 # A request that did not arrive through the target has no size, and any input.

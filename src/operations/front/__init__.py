@@ -23,6 +23,7 @@ from msgspec import structs, to_builtins
 
 from operations._resilience import MAX_SECONDS
 from operations.access import Identity, access_denied, check_access
+from operations.channel import CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front.credentials import AuthThrottle, CredentialMonitor, ended_by
@@ -129,6 +130,8 @@ class Front:
         self.rate = RateLimiter()
         self.auth = AuthThrottle(limits)
         self.credentials = CredentialMonitor(admits_anonymous=anonymous)
+        self.entry = CallerChannel(serves_anonymous=self.serves_anonymous)
+        """The channel of a call from an entry point that returns only the result."""
         self.open_streams = OpenStreams()
         self.configure(limits, timeout=timeout)
 
@@ -145,9 +148,8 @@ class Front:
         self.rate.configure(limits.rate_per_caller, limits.burst)
         self.auth.configure(limits)
 
-    @property
-    def anonymous(self) -> bool:
-        """Whether requests without a credential are served."""
+    def serves_anonymous(self) -> bool:
+        """Return whether requests without a credential are served."""
         return self.credentials.admits_anonymous
 
     def admit(self, caller: str, *, is_stream: bool = False) -> Slot:

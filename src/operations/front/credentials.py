@@ -383,7 +383,9 @@ class CredentialMonitor:
         end: Callable[[], None],
     ) -> Callable[[], object]:
         """Watch the credential inside a message, as `watch` does."""
-        if credential is None or identity is None or resolve is None:
+        if identity is None:
+            return self.watch(None, end)
+        if credential is None or resolve is None:
             return _do_nothing
         if identity.grant is not None and identity.grant.origin is not None:
             # A hub minted it to start this call, watches the caller's own credential, and ends the call.

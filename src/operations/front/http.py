@@ -15,10 +15,12 @@ from functools import partial
 from time import time
 from typing import Any, Final, TypeAlias
 
+from msgspec.structs import replace
+
 from operations._resilience import TimeLimit
 from operations._text import in_seconds
 from operations.access import Identity, with_check
-from operations.channel import ENTRY, NOTHING, CallerChannel
+from operations.channel import NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
 from operations.front import Front
@@ -163,7 +165,7 @@ class RequestState:
         This replaces `identify` for such servers and avoids the cost of a coroutine.
         """
         scope = self.scope
-        is_open = self.pipeline.resolve is None and self.front.anonymous
+        is_open = self.pipeline.resolve is None and self.front.serves_anonymous()
         if not is_open or IDENTITY in scope or _AUTH_ERROR in scope:
             return False
         scope[IDENTITY] = None
@@ -252,7 +254,9 @@ class RequestState:
             identity=self.identity,
             deadline=deadline,
             metadata=NOTHING if trace is None else _trace(trace, headers),
-            channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
+            channel=CallerChannel(deadline=deadline, serves_anonymous=front.serves_anonymous)
+            if keeps_time
+            else front.entry,
             registry=front.registry,
         )
 
@@ -264,8 +268,9 @@ class RequestState:
         if seconds != self.seconds and seconds is not None and self.seconds is not None:
             self.seconds = seconds
             deadline = (self.started + seconds) * 1000
-            keeps_time = self.context.channel.deadline is not None
-            channel = CallerChannel(deadline=deadline) if keeps_time else ENTRY
+            channel = self.context.channel
+            if channel.deadline is not None:
+                channel = replace(channel, deadline=deadline)
             self.context = self.context.changed(deadline=deadline, channel=channel)
 
     def take_slot(self, *, is_stream: bool = False) -> None:
@@ -489,7 +494,7 @@ class RequestPipeline:
         return with_check(identity, credential.is_valid)
 
     def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
-        if identity is None and not self.front.anonymous and OPEN not in scope:
+        if identity is None and not self.front.serves_anonymous() and OPEN not in scope:
             raise self.front.challenge.missing()
 
 

@@ -103,7 +103,7 @@ class Hub:
 
         self.resolvers: list[Any] = []
         self.fronts: list[Front] = []
-        """The fronts of this hub, which limit its callers."""
+        """The fronts of this hub's servers, which limit and admit their callers."""
         self.reload_others: Callable[[], None] = lambda: None
         """Makes the other processes that serve the same config read it again."""
 

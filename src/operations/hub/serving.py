@@ -201,7 +201,12 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
         scopes_supported=options.get("scopes_supported", ()),
     )
     server = RegistryServer(hub.registry, settings)
-    hub.fronts.append(server.front)
+
+    def update_limits() -> None:
+        config = hub.file.config
+        server.front.configure(limits_of(hub.file), timeout=config.limits.timeout)
+
+    hub.on_reload.append(update_limits)
 
     def update_caller(name: str) -> None:
         # A caller that the file does not name any more has no access.

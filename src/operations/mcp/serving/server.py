@@ -436,7 +436,8 @@ async def follow(
     is_active: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run() -> None:
-        channel = CallerChannel(session=session)
+        serves_anonymous = caller.front.serves_anonymous
+        channel = CallerChannel(session=session, serves_anonymous=serves_anonymous)
         context = OperationContext(identity=caller.identity, channel=channel)
         changes = service.registry.subscribe(watcher.id, {"uri": uri}, context)
         try:

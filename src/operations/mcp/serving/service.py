@@ -431,8 +431,9 @@ class Service:
     ) -> OperationContext:
         """Return the context of a call; the time limit of gateway tools and subscriptions cannot be extended."""
         deadline = caller.deadline if limit is None else limit.deadline
-        if caller.meta:
-            channel = replace(channel, meta=caller.meta)
+        if caller.meta or caller.identity is None:
+            serves_anonymous = caller.front.serves_anonymous
+            channel = replace(channel, meta=caller.meta, serves_anonymous=serves_anonymous)
         return OperationContext(
             request_id=caller.request_id,
             identity=caller.identity,
