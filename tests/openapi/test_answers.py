@@ -792,3 +792,50 @@ async def test_a_response_that_its_schema_declares_as_base64_is_its_bytes(
     """Some servers send the bytes themselves."""
     schema = {"type": "string", "contentEncoding": "base64"}
     assert await received(content, "image/png", {"image/png": {"schema": schema}}) == data
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_only_the_redirects_that_a_document_declares_are_responses(follow: bool) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/thing":
+            return web.Response(status=302, headers={"Location": "/other"})
+        return web.json_response({"ok": True})
+
+    doc = document(responses={**BARE, "304": {"description": "not modified"}})
+    async with (
+        serving(answer) as url,
+        imported(doc, base_url=url, follow_redirects=follow) as registry,
+    ):
+        if follow:
+            assert (await registry.execute("api.call", {})).data == {"ok": True}
+        else:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+            assert caught.value.details["statusCode"] == 302
+
+
+@pytest.mark.parametrize("name", ["UTF-8", "none", "aws-chunked", "binary, gzip"])
+async def test_a_content_encoding_that_is_no_coding_is_ignored(name: str) -> None:
+    content = gzip.compress(b"[1]") if "gzip" in name else b"[1]"
+    assert await received(content, "application/json", Content_Encoding=name) == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "coding", "options"),
+    [
+        (b"[1]", "br", {}),
+        (b"[1]", "gzip", {}),
+        (gzip.compress(b"[1]")[:-4], "gzip", {}),
+        (b"[1]", "", {"max_response_bytes": 2}),
+    ],
+)
+async def test_the_error_for_a_body_that_cannot_be_read_has_the_status(
+    content: bytes, coding: str, options: dict[str, int]
+) -> None:
+    """Otherwise the caller does not know that the server has processed the request."""
+    handler = responding(content, "application/json", 201, Content_Encoding=coding)
+    async with serving(handler) as url, imported(SCHEMALESS, base_url=url, **options) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.details["statusCode"] == 201
+    assert caught.value.details["contentType"] == "application/json"

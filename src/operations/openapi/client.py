@@ -42,6 +42,7 @@ from operations.openapi.responses import (
     read_error,
     read_in_time,
     read_whole,
+    with_response,
 )
 from operations.openapi.security import (
     DEFAULT_HEADERS,
@@ -64,6 +65,9 @@ from operations.openapi.transport import (
 from operations.types import JSONObject
 
 _MAX_ORIGINS = 1000
+_UNREADABLE = frozenset({ErrorCode.EXECUTION_ERROR, ErrorCode.RESOURCE_EXHAUSTED})
+"""The errors for a body that arrived but cannot be read."""
+
 _MAX_REDIRECTS = 5
 _SHORT_WAIT = 0.5
 """Seconds after which a response that did not arrive by the caller's own deadline is a failure of the upstream."""
@@ -277,17 +281,15 @@ class ServiceClient:
                 await self._wait(draft.base)
             try:
                 request, response = await self._respond(call, is_stream=target is not None)
-                content, saved, limit = b"", None, self.config.max_response_bytes
-                if target is not None:
-                    saved = await self._save(response, target, context)
-                elif isinstance(request.body, StreamedBody):
-                    content = await read_in_time(response, limit, self.config.timeout)
-                elif request.method != "HEAD":
-                    content = await read_whole(response, limit)
                 secrets = call.signature.secrets
-                return WholeResponse(
-                    request.url, response.status, response.headers, content, secrets, saved
-                )
+                whole = WholeResponse(request.url, response.status, response.headers, b"", secrets)
+                try:
+                    return await self._read(request, response, whole, target, context)
+                except CallError as error:
+                    if error.code not in _UNREADABLE:
+                        raise
+                    # With the status, because the server has processed the request.
+                    raise with_response(error, whole, 0) from None
             except CallError as error:
                 pause = self._pause_after(error, call)
                 if pause is None:
@@ -295,6 +297,25 @@ class ServiceClient:
             finally:
                 await self._leave(call)
             await asyncio.sleep(pause)
+
+    async def _read(
+        self,
+        request: HTTPRequest,
+        response: HTTPResponse,
+        whole: WholeResponse,
+        target: Target | None,
+        context: OperationContext,
+    ) -> WholeResponse:
+        """Return `whole` with the body of the response, or its size if it was saved to `target`."""
+        content, limit = b"", self.config.max_response_bytes
+        if target is not None:
+            saved = await self._save(response, target, context)
+            return msgspec.structs.replace(whole, saved=saved)
+        if isinstance(request.body, StreamedBody):
+            content = await read_in_time(response, limit, self.config.timeout)
+        elif request.method != "HEAD":
+            content = await read_whole(response, limit)
+        return msgspec.structs.replace(whole, content=content)
 
     @asynccontextmanager
     async def stream(
@@ -493,7 +514,8 @@ class ServiceClient:
                 raise
             call.opened, status = opened, response.status
             if 200 <= status < 300 or (
-                300 <= status < 400 and draft.keeps_redirects and not is_stream
+                not draft.redirects.isdisjoint({str(status), f"{status // 100}XX"})
+                and not is_stream
             ):
                 return request, response
             onward, location = None, response.headers.get("location")

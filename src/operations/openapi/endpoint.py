@@ -269,7 +269,7 @@ class Endpoint:
         arguments = object_of(self._arguments(input))
         draft = plan.draft(self.entry.method, self._server, arguments, expected.accept)
         draft.security = self.entry.operation.get("security")
-        draft.keeps_redirects = expected.has_redirects
+        draft.redirects = expected.redirects
         return draft
 
     def _arguments(self, input: Any) -> Any:

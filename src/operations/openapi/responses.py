@@ -236,6 +236,9 @@ DONE = "[DONE]"
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Response headers that are credentials; they are not returned to callers."""
 
+_NO_CODINGS = frozenset({"", "identity", "none", "binary", "utf-8", "aws-chunked"})
+"""Values of `Content-Encoding` that do not change the content; some servers send a charset or a transfer coding."""
+
 _SUPERSETS = {
     "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
 }  # fmt: skip
@@ -261,7 +264,7 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
             `UNAVAILABLE` if a stream is cut off.
     """
     listed, chunks = response.headers.get("content-encoding", "").lower(), response.chunks()
-    codings = [name for each in listed.split(",") if (name := each.strip()) not in {"", "identity"}]
+    codings = [name for each in listed.split(",") if (name := each.strip()) not in _NO_CODINGS]
     decoder = _Decompressor(", ".join(codings)) if codings else None
     total = turn = 0
     async with aclosing(chunks):

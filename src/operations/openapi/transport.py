@@ -74,8 +74,8 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
     security: Any = None
     """The operation's own security requirement; None for the document's."""
 
-    keeps_redirects: bool = False
-    """Whether the document declares redirects as responses."""
+    redirects: frozenset[str] = frozenset()
+    """The redirects that the document declares as responses: statuses, or `3XX`."""
 
 
 class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

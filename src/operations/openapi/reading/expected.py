@@ -88,7 +88,7 @@ class Expected:
 
     Attributes:
         accept: The Accept header.
-        has_redirects: Whether a redirect is one of the declared responses.
+        redirects: The declared redirects: statuses, or `3XX`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Expected:
         self._responses = {r.status.upper(): r for r in model.responses}
         self._described: dict[tuple[int, str], ResponseData] = {}
         self.accept = self._accept(is_split=is_split)
-        self.has_redirects = any(status[:1] == "3" for status in self._responses)
+        self.redirects = frozenset(s for s in self._responses if s[:1] == "3")
 
     def find(self, status: int, content_type: str) -> ResponseData:
         """Return the description of the data of a response."""
