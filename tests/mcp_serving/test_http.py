@@ -10,8 +10,8 @@ import anyio
 import httpx2
 import msgspec
 import pytest
-from mcp import Client
-from mcp_types import ElicitResult
+from mcp import Client, MCPError
+from mcp_types import INTERNAL_ERROR, ElicitResult, PaginatedRequestParams
 from starlette.requests import Request
 from tests.mcp_serving.support import (
     ERAS,
@@ -75,6 +75,24 @@ async def test_the_sdks_client_lists_and_calls(era: str, lean: bool) -> None:
     assert "math__add" in names
     assert added.content[0].text == "2"  # type: ignore[union-attr]
     assert error_of(failed)["code"] == "TASK_LOCKED"
+
+
+@BOTH
+@pytest.mark.parametrize("path", ["http", "memory"])
+async def test_the_text_of_an_unexpected_exception_is_not_sent(era: str, path: str) -> None:
+    async def fail(_request: Any, _params: Any) -> Any:
+        raise RuntimeError("a secret of the server")
+
+    server = to_mcp(example())
+    server.add_request_handler("prompts/list", PaginatedRequestParams, fail)
+    async with (
+        serving(server.asgi_app()) as address,
+        Client(f"{address}/mcp" if path == "http" else server, mode=era) as client,
+    ):
+        with pytest.raises(MCPError) as caught:
+            await client.list_prompts()
+
+    assert (caught.value.code, caught.value.message) == (INTERNAL_ERROR, "Internal server error")
 
 
 @BOTH

@@ -14,8 +14,9 @@ import mcp_types as types
 from mcp import MCPError
 from mcp.server import NotificationOptions, Server, subscriptions
 from mcp.server.connection import Connection
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.models import InitializationOptions
+from mcp.server.runner import modern_error_data
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
@@ -99,6 +100,8 @@ class RegistryServer(Server[None]):
             on_get_prompt=self._interactive(self.service.get_prompt, "name", "arguments"),
             on_completion=cast("Any", self._complete),
         )
+        # The first one, so that the others see the exception itself.
+        self.middleware.insert(0, _hide_unexpected)
         # Set after construction, because the constructor warns about deprecation; clients of the 2025 protocol still
         # use it.
         self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
@@ -356,6 +359,16 @@ class RegistryServer(Server[None]):
             capabilities=self.get_capabilities(protocol_version=request.protocol_version),
             instructions=self.service.instructions(self._caller(request).identity),
         )
+
+
+async def _hide_unexpected(request: RequestContext, call_next: CallNext) -> HandlerResult:
+    """Replace an unexpected exception, because the SDK sends its text to clients before 2026-07-28."""
+    try:
+        return await call_next(request)
+    except MCPError:
+        raise
+    except Exception as error:
+        raise MCPError.from_error_data(modern_error_data(error)) from error
 
 
 def _watched(connection: Connection) -> "dict[str, asyncio.Task[None] | None]":
