@@ -28,7 +28,7 @@ from operations._resilience import lent_slot
 from operations.access import ApprovalRule, Rules, access_denied, clock
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
-from operations.authority.store import Store, StoreError
+from operations.authority.store import Signal, Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
@@ -168,7 +168,7 @@ class Approvals:
                 details = {"approval": record.id, "until": record.until}
                 raise CallError(ErrorCode.APPROVAL_REQUIRED, message, details, retryable=True)
 
-    async def _wait(self, ends: float, changed: asyncio.Event, context: OperationContext) -> bool:
+    async def _wait(self, ends: float, changed: Signal, context: OperationContext) -> bool:
         """Wait for a change of the store; return False if the waiting time is over."""
         seconds = min(ends - monotonic(), self._store.poll_seconds)
         if seconds <= 0 or self._waiting >= MAX_WAITING:
@@ -265,7 +265,7 @@ class Approvals:
                 await _wait_at_most(min(ends - monotonic(), _LOOK_SECONDS), changed)
 
 
-async def _wait_at_most(seconds: float, changed: asyncio.Event) -> None:
+async def _wait_at_most(seconds: float, changed: Signal) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await changed.wait()

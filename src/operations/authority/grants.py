@@ -9,7 +9,6 @@ Rule 3: fail closed: an unreadable token is rejected. If the store does not work
         may have been revoked.
 """
 
-import asyncio
 import hmac
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +32,7 @@ from operations.access import (
     has_valid_credential,
     secret_key,
 )
-from operations.authority.store import Store, StoreError
+from operations.authority.store import LoopLocks, Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
@@ -214,7 +213,7 @@ class Grants:
         self._revoked = dict[str, int | None]()
         """The known revocations and their ends. They stay valid if the store loses them."""
         self._read_at = self._failed_at = -inf
-        self._reading = asyncio.Lock()
+        self._lock = LoopLocks()
 
     def create(self, subject: Identity | str, holder: str, **block: Unpack[BlockOptions]) -> str:
         """Return the token of a new grant.
@@ -371,7 +370,7 @@ class Grants:
 
     async def _read_revocations(self) -> None:
         asked = monotonic()
-        async with self._reading:
+        async with self._lock("revocations"):
             if monotonic() - self._read_at <= _FRESH_SECONDS:
                 return
             if self._failed_at > asked:

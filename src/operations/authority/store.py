@@ -1,6 +1,7 @@
 """Stores for budgets, revocations and approvals: small values that change by compare-and-set.
 
-Rule: a store that does not work raises `StoreError`, and calls that need it are rejected.
+Rule 1: a store that does not work raises `StoreError`, and calls that need it are rejected.
+Rule 2: several threads, each with its own event loop, may share a store in memory or in a file.
 """
 
 import asyncio
@@ -12,8 +13,10 @@ from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
+from threading import Lock
 from time import monotonic, time
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from operations._resilience import LogThrottle
 from operations.errors import CallError, ErrorCode, TransportError
@@ -32,7 +35,7 @@ _CHECK_TIMEOUT = 5.0
 """Seconds after which a store that does not respond counts as not writable."""
 
 _LOCKS = 16
-"""The number of values that callers in this process can change concurrently."""
+"""The number of values that the tasks of an event loop can change concurrently."""
 
 
 class StoreError(CallError):
@@ -69,6 +72,7 @@ class MemoryValues:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
+        self._swapping = Lock()
 
     async def get(self, key: str) -> bytes | None:
         """Return a value."""
@@ -76,16 +80,18 @@ class MemoryValues:
 
     async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
         """Replace a value."""
-        if self._values.get(key) != old:
-            return False
-        self._values.pop(key, None)
-        if new is not None:
-            self._values[key] = new
-        return True
+        with self._swapping:
+            if self._values.get(key) != old:
+                return False
+            self._values.pop(key, None)
+            if new is not None:
+                self._values[key] = new
+            return True
 
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table."""
-        return {key: self._values[key] for key in self._values if key.startswith(f"{table}.")}
+        values = self._values.copy()
+        return {key: value for key, value in values.items() if key.startswith(f"{table}.")}
 
 
 class SQLiteValues:
@@ -132,6 +138,52 @@ class SQLiteValues:
         return dict(await to_thread(self._run, sql, f"{table}.*"))
 
 
+class Signal:
+    """An event that is set once, for the tasks of all event loops."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def is_set(self) -> bool:
+        """Return whether it was set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake the tasks that wait."""
+        self._is_set = True
+        for event, loop in self._waiting.copy().items():
+            # A loop that is closed has no waiting tasks.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        event = asyncio.Event()
+        self._waiting[event] = asyncio.get_running_loop()
+        try:
+            # Another thread may have set it just before.
+            if not self._is_set:
+                await event.wait()
+        finally:
+            del self._waiting[event]
+
+
+class LoopLocks:
+    """Locks between the tasks of one event loop; each loop has its own."""
+
+    def __init__(self) -> None:
+        self._locks = WeakKeyDictionary[asyncio.AbstractEventLoop, list[asyncio.Lock]]()
+
+    def __call__(self, key: str) -> asyncio.Lock:
+        """Return the lock for a key."""
+        loop = asyncio.get_running_loop()
+        locks = self._locks.get(loop)
+        if locks is None:
+            locks = self._locks[loop] = [asyncio.Lock() for _ in range(_LOCKS)]
+        return locks[hash(key) % _LOCKS]
+
+
 class Store:
     """Values with notification of changes. Can be registered at a broker to receive announcements.
 
@@ -141,7 +193,7 @@ class Store:
 
     Attributes:
         poll_seconds: Seconds after which to read a value again, because a change may not have been announced.
-        changed: Set, and replaced by another event, when a change is announced.
+        changed: Set, and replaced by another signal, when a change is announced.
         is_connected: Returns whether the backend can be reached, as far as is known.
     """
 
@@ -151,17 +203,16 @@ class Store:
         self._values = values or MemoryValues()
         self._publish = publish
         self.poll_seconds = self._values.poll_seconds
-        self.changed = asyncio.Event()
+        self.changed = Signal()
         self.is_connected: Callable[[], bool] = lambda: True
-        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
+        self._lock = LoopLocks()
         self._failures = LogThrottle()
-        self._checking = asyncio.Lock()
         self._checked_at = -inf
         self._is_writable = True
 
     def wake(self, *_: Any, **__: Any) -> None:
         """Wake the tasks of this process that wait for a change."""
-        changed, self.changed = self.changed, asyncio.Event()
+        changed, self.changed = self.changed, Signal()
         changed.set()
 
     def lost(self, *_: Any, **__: Any) -> None:
@@ -181,7 +232,7 @@ class Store:
         """Return whether values can be written. Finds out with a write, at most once a second."""
         if not self.is_connected():
             return False
-        async with self._checking:
+        async with self._lock(_CHECK_KEY):
             if monotonic() >= self._checked_at + _CHECK_SECONDS:
                 self._is_writable = await self._write_check()
                 self._checked_at = monotonic()
@@ -218,8 +269,8 @@ class Store:
             StoreError: If the store does not work, or other processes keep changing the value.
             Exception: Any error that `update` raises.
         """
-        # Serialise the changes of this process, so that its callers do not compete for the value.
-        async with self._locks[hash(key) % _LOCKS]:
+        # Serialise the changes of an event loop, so that its callers do not compete for the value.
+        async with self._lock(key):
             for attempt in range(100):
                 held = await self.get(key)
                 new = update(held)

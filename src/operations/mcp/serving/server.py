@@ -361,10 +361,10 @@ class RegistryServer(Server[None]):
         )
 
 
-async def _hide_unexpected(request: RequestContext, call_next: CallNext) -> HandlerResult:
+async def _hide_unexpected(ctx: RequestContext, call_next: CallNext) -> HandlerResult:
     """Replace an unexpected exception, because the SDK sends its text to clients before 2026-07-28."""
     try:
-        return await call_next(request)
+        return await call_next(ctx)
     except MCPError:
         raise
     except Exception as error:
