@@ -624,6 +624,7 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
         ("[limits]\ntimeout = " + "9" * 5000, "not TOML: a number has too many digits."),
         ("modules = " + "[" * 5000, "not TOML: it is nested too deeply."),
         ("[authority]\nbroker = 2025-11-25", "operations.toml:2: authority.broker is not a broker"),
+        ('[ledger]\nfile = "l.{pid}"\nkey = { env = "K" }\nhead = "h"', ":4: ledger.head must contain {pid}"),
         ('modules = [\n"a",\n"b\\u0000"]', "operations.toml:1: modules[1] contains NUL."),
         ('[mcp.h]\nurl = "http://a"\ntoken = { file = "\\u0000" }', ":3: mcp.h.token.file contains NUL."),
     ],

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -563,6 +565,29 @@ def test_a_process_continues_the_lines_that_another_has_written(
     write(one)
     found = verify(files, KEY, head)
     assert (found.problem, found.lines, found.lost) == (None, 3, 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be forked")
+def test_a_forked_process_does_not_write_to_the_ledger_of_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    ledger = Ledger(path, KEY, strict=True)
+
+    def write() -> bool:
+        try:
+            ledger.begin("task.delete", {}, OperationContext(), None)
+        except CallError:
+            return False
+        return True
+
+    assert write()
+    process = os.fork()
+    if not process:
+        os._exit(write())
+    assert write()
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert write()
+    found = verify([path], KEY)
+    assert (found.problem, found.lines) == (None, 3)
 
 
 async def test_a_strict_ledger_rejects_calls_that_it_cannot_record(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Ledger:
         self._key = secret_key(key, "a ledger")
         self._head = None if head is None else Path(head)
         self._strict, self._sync = strict, sync
-        self._file, self._inode = -1, 0
+        self._file, self._inode, self._process = -1, 0, 0
         self._end = _START
         self._unwritten = 0
         self._failures = LogThrottle()
@@ -168,8 +168,8 @@ class Ledger:
         inode = 0
         with suppress(FileNotFoundError):
             inode = self._path.stat().st_ino
-        if inode != self._inode:
-            # Another process may have continued the chain meanwhile.
+        if inode != self._inode or os.getpid() != self._process:
+            # Another process may have continued the chain meanwhile. A forked process shares the lock of its parent.
             self.close()
             self.open()
         number, previous = self._end
@@ -207,7 +207,7 @@ class Ledger:
             os.close(file)
             raise OSError("another process writes it: put {pid} into its name") from None
         self.close()
-        self._file, self._inode = file, os.fstat(file).st_ino
+        self._file, self._inode, self._process = file, os.fstat(file).st_ino, os.getpid()
 
     def _last(self) -> bytes:
         """Return the last line; remove an incomplete line that a crash left."""

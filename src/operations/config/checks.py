@@ -296,6 +296,11 @@ def _authority(config: model.Config) -> Found:
             )
         if ledger is not None and "{pid}" not in ledger.file:
             yield ("ledger", "file"), "must contain {pid}: each process needs a file of its own."
+    if ledger is not None and "{pid}" in ledger.file and "{pid}" not in (ledger.head or "{pid}"):
+        yield (
+            ("ledger", "head"),
+            "must contain {pid}, like file: each process needs a head of its own.",
+        )
     for name, broker in config.brokers.items():
         if broker.delegate and config.access.grants is None:
             yield ("brokers", name, "delegate"), "needs [access.grants]."
