@@ -521,6 +521,32 @@ def run(
     return command
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+def test_patterns_of_a_grant_that_match_no_operation_are_reported(
+    run: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str], is_known: bool
+) -> None:
+    if is_known:
+        assert run("list")[0] == 0
+
+    def warnings(*options: str) -> list[str]:
+        capsys.readouterr()
+        assert main(["grant", "create", "alice", "--holder", "bot", *options]) == 0
+        shown = capsys.readouterr()
+        assert read_token(shown.out.strip())[0].id == "alice"
+        return shown.err.splitlines()
+
+    assert warnings("-o", "task.*", "-o", "approvals.list", "-o", "hub.*", "-o", "*") == []
+    none = "matches no operation at present."
+    assert warnings("-o", "task.ad", "-o", "task.add") == [
+        f'warning: --operations task.ad {none} Did you mean "task.add"?'
+    ]
+    assert warnings("-o", "tasks.*", "--approve", "task.delte", "--calls", "billing.*=3") == [
+        f'warning: --operations tasks.* {none} Did you mean "task.*"?',
+        f"warning: --calls billing.* {none}",
+        f'warning: --approve task.delte {none} Did you mean "task.delete"?',
+    ]
+
+
 @pytest.mark.requirement("R63")
 def test_grants_approvals_and_the_ledger_at_the_command_line(
     run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -553,6 +579,12 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
     edited = resolving.mint(b"another key" * 4, read_token(token)[0], earlier)
     assert run("grant", "revoke", edited)[0] == 1, "the revocation would end with the edited token"
     assert run("grant", "revoke", "alice")[0] == 1, "a name is not the id of a block"
+    assert run("grant", "revoke", block.id[:-1])[0] == 1, "the id is incomplete"
+    chosen = narrow(token, msgspec.structs.replace(new_block("sub"), id="nightly job"))
+    assert run("call", "task.delete", "id=1", "--as", chosen)[0] == 9
+    own = json.loads(run("grant", "show", chosen)[1])["blocks"][1]["id"]
+    assert run("grant", "revoke", own)[0] == 0, "the holder chose the id"
+    assert run("call", "task.delete", "id=1", "--as", chosen)[0] == 5
     assert run("grant", "revoke", token)[0] == 0
     assert run("call", "task.delete", "id=1", "--as", child)[0] == 5
     assert run("list", "--as", token)[0] == 5

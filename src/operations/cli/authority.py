@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from math import isinf
@@ -14,8 +14,8 @@ import msgspec
 from cyclopts import App, Parameter
 from msgspec import to_builtins
 
-from operations._text import counted
-from operations.access import Identity
+from operations._text import counted, suggestion
+from operations.access import Identity, pattern_test
 from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
 from operations.authority.grants import PREFIX, BlockOptions
@@ -30,10 +30,13 @@ from operations.cli.options import (
     command,
     encoded,
     local_time,
+    open_session,
     plain,
 )
 from operations.context import OperationContext
 from operations.errors import OperationsError
+from operations.hub.controls import control_operations, offer_worker_operations
+from operations.hub.journal import recall_ids
 from operations.hub.sources import grants_of, ledgers_of, opened_authority
 
 grant_app = App(
@@ -44,6 +47,7 @@ ledger_app = App(name="ledger", help="Check the tamper-evident record of calls, 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BLOCK_ID = re.compile("[0-9a-f]{16}")
+_PART_OF_ID = re.compile("[0-9a-fA-F]{0,15}")
 _OPERATOR = OperationContext(trusted=True)
 Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 
@@ -137,7 +141,36 @@ async def create(
     if not scopes and subject not in common.load().config.access.keys:
         raise OperationsError(f"{subject} is not in [access.keys]; name its scopes with --scopes")
     whose = Identity(subject, scopes) if scopes else subject
-    common.screen().write(_grants(common).create(whose, limits.holder, **limits.options()))
+    screen = common.screen()
+    screen.write(_grants(common).create(whose, limits.holder, **limits.options()))
+    await _report_unmatched(limits, screen, common)
+
+
+async def _report_unmatched(limits: GrantOptions, screen: Screen, common: Common) -> None:
+    """Warn about patterns that match no operation. Open the sources only if a pattern matches no known id."""
+    file = common.load()
+    if not any(_unmatched(limits, recall_ids(file))):
+        return
+    async with open_session(common, screen, file=file) as hub:
+        # A server adds these operations.
+        hub.registry.register_object(hub.registry.authority.approvals, replace=True)
+        hub.registry.register_all(control_operations(hub, is_up=bool), replace=True)
+        offer_worker_operations(hub, is_up=bool)
+        ids = [spec.id for spec in hub.registry.specs()]
+    known = [*ids, *dict.fromkeys(f"{each.rpartition('.')[0]}.*" for each in ids)]
+    for option, pattern in _unmatched(limits, ids):
+        near = suggestion(pattern, known)
+        screen.warn(f"--{option} {pattern} matches no operation at present.{near}")
+
+
+def _unmatched(limits: GrantOptions, ids: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the patterns that match none of these ids, with their options."""
+    known = tuple(ids)
+    for option in ("operations", "calls", "input", "approve"):
+        for each in getattr(limits, option):
+            pattern = each.partition("=")[0]
+            if not any(map(pattern_test((pattern,)), known)):
+                yield option, pattern
 
 
 @grant_app.command
@@ -193,19 +226,23 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
         block: The id of a block, as `show` prints it, or a token: its last block is revoked.
         common: Options of every command.
     """
-    until = None
+    until, screen = None, common.screen()
     async with _opened(common) as authority:
         grants = _grants(common, store=authority.store)
         if block.startswith(PREFIX):
             # An edited token could contain an earlier end, after which its revocation would be removed.
             last = grants.blocks(block)[-1]
             block, until = last.id, last.until
-        elif _BLOCK_ID.fullmatch(block) is None:
+        elif block in common.load().config.access.keys or _PART_OF_ID.fullmatch(block):
             raise OperationsError(
                 f"{block!r} is not the id of a block: pass the token, or an id that `operations grant show` prints"
             )
+        elif _BLOCK_ID.fullmatch(block) is None:
+            screen.warn(
+                f"{plain(block)} is not an id that `operations grant` chooses: it may belong to no grant."
+            )
         await grants.revoke(block, until)
-    common.screen().note(f"revoked {block}")
+    screen.note(f"revoked {plain(block)}")
 
 
 # ------------------------------------------------------------ approvals
