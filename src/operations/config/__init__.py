@@ -220,27 +220,25 @@ def parse_config(text: str, path: Path) -> Config:
         document = msgspec.to_builtins(tomllib.loads(text, parse_float=_number))
     except (ValueError, RecursionError) as error:
         raise ConfigError([_no_toml(file, text, error)]) from None
-    places = KeyLines(text)
-
-    def fault(key_path: KeyPath, message: str) -> ConfigFault:
-        return ConfigFault(file, places.line(key_path), written(key_path), message)
-
     schema = config_schema(document)
     found = [(_key_path(each.path, document), each) for each in schema.errors(document)]
     wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
-    wrong = [fault(where, wording.message(where, each)) for where, each in found]
-    unusable = dict(_unusable(document))
-    for where, _ in found:
-        unusable.pop(where, None)
-    wrong += [fault(*each) for each in unusable.items()]
-    sound = _without(document, [*(where for where, _ in found), *unusable])
+    wrong = [(where, wording.message(where, each)) for where, each in found]
+    known = {where for where, _ in found}
+    wrong += [(where, message) for where, message in _unusable(document) if where not in known]
+    sound = _without(document, [where for where, _ in wrong])
+    config = Config()
     try:
         config = msgspec.convert(_with_options(sound, Config), Config)
     except msgspec.ValidationError as error:
-        raise ConfigError([*wrong, fault((), f"{error}.")]) from None
-    wrong += [fault(*each) for each in check(config, path.parent, is_whole=not wrong)]
+        wrong.append(((), f"{error}."))
+    else:
+        wrong += check(config, path.parent, is_whole=not wrong)
     if wrong:
-        raise ConfigError(wrong)
+        lines = KeyLines(text)
+        raise ConfigError(
+            ConfigFault(file, lines.line(where), written(where), message) for where, message in wrong
+        )
     return config
 
 

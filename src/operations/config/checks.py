@@ -9,7 +9,9 @@ Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no ne
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -25,7 +27,7 @@ from operations._derive import (
     secrets_of,
 )
 from operations._derive import KeyPath as Path
-from operations._json import object_of
+from operations._json import is_list, is_object, object_of
 from operations._references import followed
 from operations._text import suggestion
 from operations.config import model
@@ -36,84 +38,49 @@ from operations.types import JSONObject
 
 # ------------------------------------------------------------ line numbers of keys
 
-_KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(\.|=|\]|$)""")
-_HEADER = re.compile(r"\s*(\[\[?)")
-_TOKEN = re.compile(
-    r'"{3}.*?(?<!\\)"{3}|\'{3}.*?\'{3}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*|[\[\]{}\n]',
-    re.DOTALL,
-)
+_MAY_END = re.compile(r"""[]}]|"{3}|'{3}""")
+"""Found in the last line of a value that spans several lines."""
 
 
 class KeyLines:
-    """The line numbers of the keys in a text."""
+    """The line numbers of the keys in a TOML text."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Path, int] = {}
-        tables: dict[Path, int] = {}
         table: Path = ()
-        for number, line in _statements(text):
-            header = _HEADER.match(line)
-            if header is None:
-                self._note(table + _keys(line), number)
-                continue
-            table = _keys(line[header.end() :])
-            table = _below_last_items(table, tables)
-            if header[1] == "[[":
-                tables[table] = tables.get(table, -1) + 1
-                table += (tables[table],)
-            self._note(table, number)
+        last_items: dict[Path, int] = {}
+        for number, found, is_header in _statements(text):
+            path = () if is_header else table
+            while is_object(found) and len(found) == 1:
+                ((key, found),) = found.items()
+                path += (key,)
+                if is_header and is_object(found) and found and path in last_items:
+                    path += (last_items[path],)
+            if is_header and is_list(found):
+                last_items[path] = last_items.get(path, -1) + 1
+                path += (last_items[path],)
+            table = path if is_header else table
+            for length in range(1, len(path) + 1):
+                self._lines.setdefault(path[:length], number)
 
     def line(self, path: Path) -> int | None:
         """Return the line of a key, or of the nearest enclosing table with a known line, counted from 1."""
-        while path:
-            if path in self._lines:
-                return self._lines[path]
+        while path and path not in self._lines:
             path = path[:-1]
-        return None
-
-    def _note(self, path: Path, number: int) -> None:
-        for length in range(1, len(path) + 1):
-            self._lines.setdefault(path[:length], number)
+        return self._lines.get(path)
 
 
-def _below_last_items(table: Path, tables: dict[Path, int]) -> Path:
-    """Return the path of `table` below the last item of each list of tables in it."""
-    inside: Path = ()
-    for position, key in enumerate(table):
-        inside += (key,)
-        if inside in tables and position < len(table) - 1:
-            inside += (tables[inside],)
-    return inside
-
-
-def _keys(text: str) -> Path:
-    """Return the dotted key at the start of a statement."""
-    keys: list[str | int] = []
-    position, more = 0, True
-    while more and (found := _KEY.match(text, position)):
-        keys.append(next(part for part in found.groups()[:3] if part is not None))
-        position, more = found.end(), found[4] == "."
-    return tuple(keys)
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each statement with its first line number; a value may span several lines."""
-    number = start = 1
-    depth = begin = 0
-    for token in _TOKEN.finditer(text + "\n"):
-        found = token[0]
-        if found in "[{":
-            depth += 1
-        elif found in "]}":
-            depth -= 1
-        elif found == "\n":
-            number += 1
-            if depth <= 0:
-                if statement := text[begin : token.start()].strip():
-                    yield start, statement
-                start, begin, depth = number, token.end(), 0
-        else:
-            number += found.count("\n")
+def _statements(text: str) -> Iterator[tuple[int, Any, bool]]:
+    """Yield the first line number and the value of each statement, and whether it is the header of a table."""
+    first, statement = 1, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        statement += line + "\n"
+        if first < number and not _MAY_END.search(line):
+            continue
+        with suppress(tomllib.TOMLDecodeError):
+            # Otherwise the value continues in the next line.
+            yield first, tomllib.loads(statement), statement.lstrip().startswith("[")
+            first, statement = number + 1, ""
 
 
 # ------------------------------------------------------------ explanations
