@@ -14,7 +14,7 @@ import msgspec
 
 from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations._folders import expanded
-from operations._json import is_list, is_object, unescape
+from operations._json import is_list, is_object, object_of, unescape
 from operations._mcp_config import read_servers
 from operations.config.checks import ConfigError, ConfigFault, KeyLines, Wording, check, written
 from operations.config.model import Config, Entry, config_schema, entries_of
@@ -221,10 +221,12 @@ def parse_config(text: str, path: Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise ConfigError([_no_toml(file, text, error)]) from None
     schema = config_schema(document)
-    found = [(_key_path(each.path, document), each) for each in schema.errors(document)]
-    wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
-    wrong = [(where, wording.message(where, each)) for where, each in found]
-    known = {where for where, _ in found}
+    wording = Wording(dict(schema.document))  # type: ignore[arg-type]
+    wrong: list[tuple[KeyPath, str]] = []
+    for each in schema.errors(document):
+        where, value = _located(each.path, document)
+        wrong.append((where, wording.message(where, value, each)))
+    known = {where for where, _ in wrong}
     wrong += [(where, message) for where, message in _unusable(document) if where not in known]
     sound = _without(document, [where for where, _ in wrong])
     config = Config()
@@ -237,7 +239,8 @@ def parse_config(text: str, path: Path) -> Config:
     if wrong:
         lines = KeyLines(text)
         raise ConfigError(
-            ConfigFault(file, lines.line(where), written(where), message) for where, message in wrong
+            ConfigFault(file, lines.line(where), written(where), message)
+            for where, message in wrong
         )
     return config
 
@@ -322,20 +325,18 @@ def _no_toml(file: str, text: str, error: ValueError | RecursionError) -> Config
     return ConfigFault(file, line, "", f"this is not TOML: {message}.")
 
 
-def _key_path(pointer: str, document: JSONObject) -> KeyPath:
-    """Return a JSON pointer as keys and list positions; `document` shows which tokens are positions."""
+def _located(pointer: str, document: JSONObject) -> tuple[KeyPath, Any]:
+    """Return a JSON pointer as keys and list positions, and the value there; None if there is none."""
     path: list[str | int] = []
     value: Any = document
     for token in pointer.split("/")[1:]:
-        key = unescape(token)
-        if isinstance(value, list):
-            items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
-            path.append(int(key))
-            value = items[int(key)]
+        if is_list(value):
+            path.append(int(token))
+            value = value[int(token)]
         else:
-            path.append(key)
-            value = value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return tuple(path)
+            path.append(unescape(token))
+            value = object_of(value).get(unescape(token))
+    return tuple(path), value
 
 
 def _shown(path: Path) -> str:

@@ -49,8 +49,8 @@ class KeyLines:
         self._lines: dict[Path, int] = {}
         table: Path = ()
         last_items: dict[Path, int] = {}
-        for number, found, is_header in _statements(text):
-            path = () if is_header else table
+        for number, statement, is_header in _statements(text):
+            found, path = statement, () if is_header else table
             while is_object(found) and len(found) == 1:
                 ((key, found),) = found.items()
                 path += (key,)
@@ -135,12 +135,11 @@ def written(path: Path) -> str:
 class Wording:
     """Explains why a document does not match the schema of the file."""
 
-    def __init__(self, schema: JSONObject, document: JSONObject) -> None:
+    def __init__(self, schema: JSONObject) -> None:
         self._schema = schema
-        self._document = document
 
-    def message(self, path: Path, fault: ValidationIssue) -> str:
-        """Return the explanation of one failure at `path`."""
+    def message(self, path: Path, value: Any, fault: ValidationIssue) -> str:
+        """Return the explanation of one failure at `path`, where the document has `value`."""
         match fault.keyword:
             case "additionalProperties":
                 return self._unknown(path)
@@ -148,12 +147,12 @@ class Wording:
                 about = self._at(path).get("description", "")
                 return f"is missing. {about}" if about else "is missing."
             case "enum":
-                near = suggestion(str(self._given(path)), self._at(path).get("enum", ()))
+                near = suggestion(str(value), self._at(path).get("enum", ()))
                 return f"{fault.message}.{near}"
             case "pattern" if path[-1] == "sha256":
                 return "must be the 64 hexadecimal digits of a SHA-256."
             case "type" | "anyOf":
-                return self._wrong_type(path, fault)
+                return self._wrong_type(path, value, fault)
             case _:
                 return f"{fault.message}."
 
@@ -172,11 +171,11 @@ class Wording:
             if key in followed(schema, self._schema)[0].get("properties", ()):
                 yield f"{name}.{key}"
 
-    def _wrong_type(self, path: Path, fault: ValidationIssue) -> str:
+    def _wrong_type(self, path: Path, value: Any, fault: ValidationIssue) -> str:
         expected = self._at(path)
         options = self._options(expected) if "anyOf" in expected else []
         titles = {option.get("title") for option in options}
-        if expected.get("title") in _SECRETS and isinstance(self._given(path), str):
+        if expected.get("title") in _SECRETS and isinstance(value, str):
             return f"must be {_BY_NAME}: secrets do not belong in this file."
         if titles & _SECRETS:
             words = [f'"{word}"' for option in options for word in option.get("enum", ())]
@@ -188,15 +187,6 @@ class Wording:
         if expected.get("type") == "array":
             return f"{message}. Put it in brackets: [ ... ]."
         return f"{message}."
-
-    def _given(self, path: Path) -> Any:
-        value: Any = self._document
-        for part in path:
-            try:
-                value = value[part]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value
 
     def _options(self, schema: JSONObject) -> list[JSONObject]:
         """Return the alternatives of a schema; the schema itself if it has none."""
