@@ -257,9 +257,7 @@ class Toolbox:
         return [build(framework, tool, partial(self._run, tool.name)) for tool in tools]
 
     def _provider_tools(self, provider: Provider) -> list[JSONObject]:
-        wrap = PROVIDER_LIMITS[provider].wrap
-        tools = self._definitions(provider)
-        return [wrap(each.name, each.description, each.schema) for each in tools]
+        return [PROVIDER_LIMITS[provider].wrap(each) for each in self._definitions(provider)]
 
     def _definitions(self, provider: Provider) -> list[ToolDefinition]:
         limits = PROVIDER_LIMITS[provider]

@@ -58,7 +58,6 @@ class Loss:
 class ToolDefinition:
     """An operation as a tool: its name, its description, and the schema of its arguments."""
 
-    spec: OperationSpec
     name: str
     description: str
     schema: JSONObject
@@ -71,25 +70,22 @@ class ProviderLimits:
     longest_description: int
     most_tools: int
 
-    wrap: Callable[[str, str, JSONObject], JSONObject]
-    """Returns a tool in the form of the provider, given `(name, description, schema)`."""
+    wrap: Callable[[ToolDefinition], JSONObject]
+    """Returns a tool in the form of the provider."""
 
     is_plain: bool = False
     """Whether only the keywords of OpenAPI 3.0 are known."""
 
 
-def _wrapped(key: str, name: str, description: str, schema: JSONObject) -> JSONObject:
-    return {"name": name, "description": description, key: schema}
+def _wrapped(key: str, tool: ToolDefinition) -> JSONObject:
+    return {"name": tool.name, "description": tool.description, key: tool.schema}
 
 
 PROVIDER_LIMITS: dict[Provider, ProviderLimits] = {
     "openai": ProviderLimits(
         longest_description=1024,
         most_tools=128,
-        wrap=lambda name, description, schema: {
-            "type": "function",
-            "function": _wrapped("parameters", name, description, schema),
-        },
+        wrap=lambda tool: {"type": "function", "function": _wrapped("parameters", tool)},
     ),
     "anthropic": ProviderLimits(
         longest_description=100_000,
@@ -126,12 +122,6 @@ _FORMATS = {
     "string": {"date-time", "enum"},
 }
 _DEEPEST = 12
-
-
-def fit(outline: Outline, limits: ProviderLimits, report: Report) -> JSONObject:
-    """Return the schema of an input in a form that the provider accepts."""
-    root = _object_root(outline, report)
-    return _Plain(report).convert(Outline(root), "", 0) if limits.is_plain else root
 
 
 def _object_root(outline: Outline, report: Report) -> JSONObject:
@@ -250,14 +240,6 @@ _READ = frozenset({
 """Keywords that have their own conversion."""
 
 
-def description_of(text: str, limits: ProviderLimits, report: Report) -> str:
-    """Return a description, truncated to the limit of the provider."""
-    if len(text) <= limits.longest_description:
-        return text
-    report("description", f"is truncated to {limits.longest_description} characters")
-    return text[: limits.longest_description - 1] + "…"
-
-
 def input_of(spec: OperationSpec, arguments: JSONObject) -> Any:
     """Return the input of an operation for the arguments of a tool call."""
     return arguments.get("input") if _is_wrapped(Outline.of(spec.input_schema)) else arguments
@@ -268,10 +250,15 @@ def definition(spec: OperationSpec, limits: ProviderLimits, report: Report) -> T
     name = tool_name(spec.id)
     if "__" not in name:
         report("name", f"is called {name}, from which the id cannot be derived")
-    description = description_of(spec.description or spec.title or spec.id, limits, report)
-    schema = fit(Outline.of(spec.input_schema), limits, report)
+    description, longest = spec.description or spec.title or spec.id, limits.longest_description
+    if len(description) > longest:
+        report("description", f"is truncated to {longest} characters")
+        description = description[: longest - 1] + "…"
+    schema = _object_root(Outline.of(spec.input_schema), report)
+    if limits.is_plain:
+        schema = _Plain(report).convert(Outline(schema), "", 0)
     # Copied, so that users and frameworks cannot change the operation.
-    return ToolDefinition(spec, name, description, msgspec.to_builtins(schema))
+    return ToolDefinition(name, description, msgspec.to_builtins(schema))
 
 
 def provider_tools(
@@ -294,8 +281,7 @@ def provider_tools(
             what = f"is omitted: {provider} accepts {limits.most_tools} tools at a time"
             omitted.append(Loss(spec.id, "/", what))
         else:
-            tool = definition(spec, limits, report)
-            tools.append(limits.wrap(tool.name, tool.description, tool.schema))
+            tools.append(limits.wrap(definition(spec, limits, report)))
     return tools, omitted + losses
 
 
