@@ -4,8 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import replace
-from functools import partial
 from socket import gethostname
 from time import time
 from typing import Annotated
@@ -35,7 +33,7 @@ from operations.cli.options import (
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry, WorkEntry
 from operations.errors import OperationsError
-from operations.hub.hub import Hub, following
+from operations.hub.hub import Hub, SourceFilter, following
 from operations.hub.journal import writing_logs
 from operations.hub.sources import connect_broker, worker_config
 from operations.types import JSONObject
@@ -68,19 +66,17 @@ async def work(
     file = common.load()
     screen = common.screen(file)
     chosen, entry = chosen_broker(broker, file)
-
-    adjusted = partial(_without_workers, broker=chosen)
-    file = adjusted(file)
     group = worker_config(entry, file).group
     given = {"concurrency": concurrency, "grace": grace, "name": name}
     options = file.options(WorkerConfig, entry)
     options |= {key: value for key, value in given.items() if value is not None}
     options["name"] = options.get("name") or f"{gethostname()}-{os.getpid()}"
+    # A worker that imported the operations of its own group would call itself.
+    others = SourceFilter(without=f"broker:{chosen}")
     async with (
-        open_session(common, screen, file=file, wait=False) as hub,
+        open_session(common, screen, others, file=file, wait=False) as hub,
         connect_broker(entry, file) as target,
     ):
-        hub.adjust = adjusted
         hub.serve_authority()
         async with (
             serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
@@ -95,15 +91,6 @@ async def work(
                 screen.note("finishing running calls ...")
                 # `/readyz` reports this.
                 await worker.aclose()
-
-
-def _without_workers(file: ConfigFile, broker: str) -> ConfigFile:
-    """Return a config that does not import the operations of a broker's workers, or a worker would call itself."""
-    entry = file.config.brokers.get(broker)
-    if entry is None:
-        return file
-    brokers = {**file.config.brokers, broker: replace(entry, workers=False)}
-    return replace(file, config=replace(file.config, brokers=brokers))
 
 
 def _announce(

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from operations.authority import Authority
 from operations.config import FILE_NAME, ConfigFile, load_config
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -42,51 +41,33 @@ async def open_hub(
         ConfigError: If the file cannot be used.
     """
     file = config if isinstance(config, ConfigFile) else load_config(Path(config))
-    async with (
-        opened_authority(file) as authority,
-        _opened(file, wanted, wait, authority) as hub,
-    ):
-        yield hub
-
-
-@asynccontextmanager
-async def _opened(
-    file: ConfigFile, wanted: SourceFilter, wait: float | None, authority: Authority
-) -> AsyncGenerator[Hub]:
-    settings = file.config
-    lazy = _LazySources()
-    registry = OperationRegistry(
-        output=settings.output,
-        max_threads=settings.limits.threads,
-        remote=None if wanted.operation is None else lazy,
-        authority=authority,
-    )
-    hub = lazy.hub = Hub(registry, file, _build_app)
-    # Close the sources also if opening is interrupted.
-    async with aclosing(hub), registry, _set_up(hub):
-        if wanted.operation is None:
-            await hub.open(filter(wanted.includes, sources_of(file)), wait)
-        else:
-            await lazy.open(wanted.operation)
-        with recording(registry, file):
-            yield hub
+    settings, lazy = file.config, _LazySources()
+    async with opened_authority(file) as authority:
+        registry = OperationRegistry(
+            output=settings.output,
+            max_threads=settings.limits.threads,
+            remote=None if wanted.operation is None else lazy,
+            authority=authority,
+        )
+        hub = lazy.hub = Hub(registry, file, wanted, _build_app)
+        # Close the sources also if opening is interrupted.
+        async with aclosing(hub), registry, AsyncExitStack() as stack:
+            _start_audit(hub, stack)
+            _start_telemetry(hub, stack)
+            if settings.setup is not None:
+                await _run_setup(hub, stack)
+            if wanted.operation is None:
+                await hub.open(filter(wanted.includes, sources_of(file)), wait)
+            else:
+                await lazy.open(wanted.operation)
+            with recording(registry, file):
+                yield hub
 
 
 def _build_app(hub: Hub) -> ASGIApp:
     from operations.hub.serving import build_app  # noqa: PLC0415 - needs extras
 
     return build_app(hub)
-
-
-@asynccontextmanager
-async def _set_up(hub: Hub) -> AsyncGenerator[None]:
-    """Start the audit records, the telemetry and the function `setup` of the config."""
-    async with AsyncExitStack() as stack:
-        _start_audit(hub, stack)
-        _start_telemetry(hub, stack)
-        if hub.file.config.setup is not None:
-            await _run_setup(hub, stack)
-        yield
 
 
 def _start_audit(hub: Hub, stack: AsyncExitStack) -> None:

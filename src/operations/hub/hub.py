@@ -52,11 +52,13 @@ class SourceFilter:
         operation: One operation, by its id, and the operations that it calls.
         namespace: The operations of a namespace.
         source: The operations of a source: its kind, its name, or both.
+        without: A source to leave out, as `kind:name`.
     """
 
     operation: str | None = None
     namespace: str | None = None
     source: str | None = None
+    without: str | None = None
 
     def includes(self, source: Source) -> bool:
         """Return whether the filter selects a source.
@@ -65,7 +67,7 @@ class SourceFilter:
         """
         if self.source is not None:
             return source.is_called(self.source)
-        return (
+        return source.label != self.without and (
             self.namespace is None
             or source.kind in ("local", "broker")
             or source.name == self.namespace
@@ -87,14 +89,20 @@ class Hub:
     Attributes:
         registry: The operations of all open sources.
         file: The config.
+        wanted: The sources that this hub opens.
         resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
     """
 
     def __init__(
-        self, registry: OperationRegistry, file: ConfigFile, build_app: Callable[["Hub"], ASGIApp]
+        self,
+        registry: OperationRegistry,
+        file: ConfigFile,
+        wanted: SourceFilter,
+        build_app: Callable[["Hub"], ASGIApp],
     ) -> None:
         self.registry = registry
         self.file = file
+        self.wanted = wanted
         self._build_app = build_app
         self.tools = configure_tools(registry, tools_of(file))
         """The settings of `[tools]`."""
@@ -109,10 +117,6 @@ class Hub:
 
         self.on_reload: list[Callable[[], None]] = []
         """Called after each reload, to apply the parts of the file that the application uses."""
-
-        self.adjust: Callable[[ConfigFile], ConfigFile] = lambda file: file
-        """Applies the same changes to a reloaded config as to the original one, such as those of command-line
-        options."""
 
         self.supervisors: list[Supervisor] = []
         self.changing = asyncio.Lock()
@@ -288,29 +292,20 @@ class Hub:
                 f"{operation_id} was available before, but these are not available now: {missing}",
             )
         near = suggestion(operation_id, {*known, *recalled} - {operation_id})
-        unasked = self._unasked(operation_id.partition(".")[0])
-        if unasked:
+        namespace = operation_id.partition(".")[0]
+        unasked = ", ".join(
+            source.label
+            for source in absent
+            if source.kind == "broker"
+            and source.entry.options.get("namespace") in (None, namespace)
+        )
+        if unasked and not self.has_namespace(namespace):
             message = (
                 f"no connected source has {operation_id}, and {unasked} cannot be asked.{near}"
             )
             raise CallError(ErrorCode.UNAVAILABLE, message)
         message = f"There is no operation {operation_id!r}.{near}".removesuffix(".")
         raise operation_not_found(operation_id, message)
-
-    def _unasked(self, namespace: str) -> str:
-        """Return the disconnected brokers whose workers may have operations in this namespace."""
-        if any(
-            each.partition(".")[0] == namespace
-            for source in self.sources
-            for each in source.operations
-        ):
-            return ""
-        return ", ".join(
-            source.label
-            for source in self.absent()
-            if source.kind == "broker"
-            and source.entry.options.get("namespace") in (None, namespace)
-        )
 
     def enforce_open(self, operation_id: str) -> None:
         """Raise an error if the source of an operation is not connected.
@@ -407,7 +402,7 @@ async def reload(hub: Hub) -> None:
 
 async def _apply(hub: Hub, path: Path) -> None:
     hub.file_times = file_times(hub.file)
-    old, new = hub.file, hub.adjust(load_config(path))
+    old, new = hub.file, load_config(path)
     times = _times_read(new)
     _enforce_listings(hub, new)
     limits, tools = limits_of(new), tools_of(new)
@@ -478,7 +473,8 @@ def _stale(old: Config, new: Config) -> list[str]:
 
 async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
     was_enabled = {_key(each): each.is_enabled for each in sources_of(old)}
-    wanted = {_key(each): each for each in sources_of(new) if each.kind != "local"}
+    found = filter(hub.wanted.includes, sources_of(new))
+    wanted = {_key(each): each for each in found if each.kind != "local"}
     for supervisor in list(hub.supervisors):
         known = supervisor.source
         if known.kind == "local":
