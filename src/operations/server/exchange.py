@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
@@ -128,6 +129,7 @@ class FlowControl:
             self._unread.start()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HTTPExchange:
     """One request and its response.
 
@@ -141,45 +143,37 @@ class HTTPExchange:
         expects_continue: Whether the client waits for permission to send the body.
     """
 
-    __slots__ = (
-        "_body", "_changed", "_expects_continue", "_flow", "_has_body", "_head", "_is_chunked", "_is_complete",
-        "_is_disconnected", "_is_received", "_left", "_more_body", "_on_complete", "_server_state", "_transport",
-        "is_started", "keep_alive", "scope",
-    )  # fmt: skip
+    _transport: Any
+    _flow: FlowControl
+    _server_state: Any
+    scope: Scope
+    _on_complete: Callable[[bool], None]
+    keep_alive: bool
+    _expects_continue: bool
 
-    def __init__(
-        self,
-        transport: Any,
-        flow: FlowControl,
-        server_state: Any,
-        scope: Scope,
-        on_complete: Callable[[bool], None],
-        *,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
-        self._transport = transport
-        self._flow = flow
-        self._server_state = server_state
-        self._on_complete = on_complete
-        self.scope = scope
-        self.keep_alive = keep_alive
-        self._expects_continue = expects_continue
-        self._body: bytes | bytearray = b""
-        self._more_body = True
-        self._is_received = False
-        """Whether the application has received the whole body."""
-        self._changed: asyncio.Event | None = None
-        self._head: Message | None = None
-        """The head of the response, until the first part of the body is sent."""
-        self.is_started = False
-        """Whether a part of the response was sent."""
-        self._is_complete = self._is_disconnected = False
-        self._is_chunked = False
-        self._has_body = True
-        """Whether the response may have a body."""
-        self._left: int | None = None
-        """The remaining bytes of the response, if its length is known."""
+    _body: bytes | bytearray = b""
+    _more_body: bool = True
+
+    _is_received: bool = False
+    """Whether the application has received the whole body."""
+
+    _changed: asyncio.Event | None = None
+
+    _head: Message | None = None
+    """The head of the response, until the first part of the body is sent."""
+
+    is_started: bool = False
+    """Whether a part of the response was sent."""
+
+    _is_complete: bool = False
+    _is_disconnected: bool = False
+    _is_chunked: bool = False
+
+    _has_body: bool = True
+    """Whether the response may have a body."""
+
+    _left: int | None = None
+    """The remaining bytes of the response, if its length is known."""
 
     async def run(self, app: Callable[..., Awaitable[None]]) -> None:
         """Serve the request; respond with 500 if the application does not respond."""

@@ -62,10 +62,10 @@ class HTTPProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_app", "_app_state", "_client", "_codings", "_config", "_context", "_discards_until", "_due", "_exchange",
+        "_app", "_app_state", "_client", "_codings", "_config", "_context", "_discards_until", "_due",
         "_expects_continue", "_flow", "_headers", "_in_body", "_in_head", "_is_done", "_is_leaving", "_local", "_loop",
         "_overhead", "_parser", "_pending", "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport",
-        "_url",
+        "_url", "exchange",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +89,8 @@ class HTTPProtocol(asyncio.Protocol):
         self._client: tuple[str, int] | None = None
         self._local: tuple[str, int] | None = None
         self._scheme = "http"
-        self._exchange: HTTPExchange | None = None
+        self.exchange: HTTPExchange | None = None
+        """The request that is being served."""
         self._pending: deque[HTTPExchange] = deque()
         """Pipelined requests: received before the previous response was sent."""
         self._timer: asyncio.TimerHandle | None = None
@@ -127,8 +128,8 @@ class HTTPProtocol(asyncio.Protocol):
         """End the request that is being served."""
         self._leave()
         self._pending.clear()
-        if self._exchange is not None:
-            self._exchange.disconnect()
+        if self.exchange is not None:
+            self.exchange.disconnect()
         self.resume_writing()
 
     def _leave(self) -> None:
@@ -138,16 +139,11 @@ class HTTPProtocol(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
-    @property
-    def exchange(self) -> HTTPExchange | None:
-        """The request that is being served."""
-        return self._exchange
-
     def shutdown(self) -> None:
         """Close the connection after its last response; if it is unused, unless a request arrives at once."""
         self._is_leaving = True
-        if self._exchange is not None:
-            (self._pending[-1] if self._pending else self._exchange).keep_alive = False
+        if self.exchange is not None:
+            (self._pending[-1] if self._pending else self.exchange).keep_alive = False
         else:
             self._expect(LINGER_SECONDS)
 
@@ -206,7 +202,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._timer = None
         if self._due == _NEVER:
             return
-        if self._in_head and self._exchange is not None:
+        if self._in_head and self.exchange is not None:
             # The next request has to wait for this response anyway.
             self._expect(HEAD_SECONDS)
         elif self._loop.time() >= self._due:
@@ -241,7 +237,7 @@ class HTTPProtocol(asyncio.Protocol):
         if self._due == _NEVER:
             self._expect(HEAD_SECONDS if self._in_head else BODY_SECONDS)
         if self._overhead > HEAD_BYTES:
-            if self._in_head and self._exchange is None:
+            if self._in_head and self.exchange is None:
                 self._write_error(431)
             else:
                 self._transport.abort()
@@ -249,7 +245,7 @@ class HTTPProtocol(asyncio.Protocol):
     def _reject_rest(self) -> None:
         """Ignore the rest; respond with 400 unless an earlier request is being served."""
         self._is_done = True
-        exchange = self._exchange
+        exchange = self.exchange
         if self._in_body and not self._pending:
             if exchange is None or exchange.is_started:
                 self._close()
@@ -267,7 +263,7 @@ class HTTPProtocol(asyncio.Protocol):
 
     def _reject_head(self, status: int) -> NoReturn:
         """Respond with an error, unless an earlier request is being served, and stop the parser."""
-        if self._exchange is None:
+        if self.exchange is None:
             self._write_error(status)
         raise ValueError
 
@@ -343,11 +339,11 @@ class HTTPProtocol(asyncio.Protocol):
             self._state,
             scope,
             self._response_completed,
-            keep_alive=keep_alive,
-            expects_continue=self._expects_continue and version != "1.0",
+            keep_alive,
+            self._expects_continue and version != "1.0",
         )
         self._in_body = True
-        if self._exchange is None:
+        if self.exchange is None:
             self._start(exchange)
         else:
             self._pending.append(exchange)
@@ -366,7 +362,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._reject_head(400)
 
     def _start(self, exchange: HTTPExchange) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         task = RequestTask(exchange.run(self._app), loop=self._loop, context=self._context.copy())
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
@@ -375,14 +371,14 @@ class HTTPProtocol(asyncio.Protocol):
         """Add a part of the body."""
         self._received_body = True
         self._overhead -= len(body)
-        exchange = self._pending[-1] if self._pending else self._exchange
+        exchange = self._pending[-1] if self._pending else self.exchange
         if exchange is not None and exchange.add_body(body) > _READ_BUFFER:
             self._flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """End the request."""
         self._in_body = False
-        exchange = self._pending[-1] if self._pending else self._exchange
+        exchange = self._pending[-1] if self._pending else self.exchange
         if exchange is not None:
             exchange.end_body()
             self._due = _NEVER
@@ -397,7 +393,7 @@ class HTTPProtocol(asyncio.Protocol):
     def _response_completed(self, keep_alive: bool) -> None:
         """Serve the next request, or wait for one."""
         self._state.total_requests += 1
-        self._exchange = None
+        self.exchange = None
         if not keep_alive:
             self._finish()
         elif self._pending:
@@ -414,7 +410,7 @@ class HTTPProtocol(asyncio.Protocol):
     def _upgrade(self, rest: bytes) -> None:
         """Parse an upgrade request and the following bytes again, as a WebSocket or as a plain request."""
         method = self._parser.get_method()
-        if self._exchange is not None or method == b"CONNECT":
+        if self.exchange is not None or method == b"CONNECT":
             self._reject_rest()
             return
         config = self._config
