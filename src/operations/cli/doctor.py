@@ -2,8 +2,7 @@
 
 import platform
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +13,7 @@ from cyclopts import Parameter
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
-from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
+from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, command
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
 from operations.front.config import ListenConfig
@@ -26,6 +25,8 @@ from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openap
 from operations.openapi.diagnosis import diagnose
 
 State = Literal["ok", "warning", "failed"]
+Report = Callable[[str, State, str], None]
+"""Reports the result of one check: its subject, its state, and the explanation."""
 
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 _EXTRAS = {
@@ -60,15 +61,6 @@ _BROKER_SECONDS = 8
 """Longer than the connection timeout, so that a failed connection reports its reason first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    what: str
-    state: State
-    words: str
-
-
 @command
 async def doctor(
     document: str | None = None,
@@ -100,56 +92,49 @@ async def doctor(
         if not screen.json:
             screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
         return ExitCode.DONE
-    findings: list[Finding] = []
-    checks = _findings(common) if document is None else _document(document, verbose=common.verbose)
-    async for finding in checks:
-        findings.append(finding)
+    findings: list[dict[str, str]] = []
+
+    def report(what: str, state: State, words: str) -> None:
+        findings.append({"what": what, "state": state, "words": words})
         if not screen.json:
-            _show(finding, screen)
-    failed = sum(finding.state == "failed" for finding in findings)
+            screen.line((f"{state:8}", _STYLES[state]), (f"{what:24}", "bold"), (f" {words}", ""))
+
+    if document is None:
+        await _check_all(common, report)
+    else:
+        await _check_document(document, report, verbose=common.verbose)
+    failed = sum(finding["state"] == "failed" for finding in findings)
     if screen.json:
-        screen.value({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+        screen.value({"ok": not failed, "findings": findings})
     else:
         whole = "everything is available" if document is None else "no problems found"
         screen.note(whole if not failed else f"{counted(failed, 'problem')} to fix", "bold")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 
-def _show(finding: Finding, screen: Screen) -> None:
-    screen.line(
-        (f"{finding.state:8}", _STYLES[finding.state]),
-        (f"{finding.what:24}", "bold"),
-        (f" {finding.words}", ""),
-    )
-
-
-async def _findings(common: Common) -> AsyncIterator[Finding]:
-    for finding in _installation():
-        yield finding
+async def _check_all(common: Common, report: Report) -> None:
+    _check_installation(report)
     try:
         file = common.load()
     except ConfigError as error:
         for fault in error.faults:
-            yield Finding("config", "failed", str(fault))
+            report("config", "failed", str(fault))
         return
-    yield Finding("config", "ok", str(file.path))
-    missing = list(_missing_secrets(file))
-    for finding in missing:
-        yield finding
+    report("config", "ok", str(file.path))
+    has_secrets = _check_secrets(file, report)
     try:
-        async for finding in _sources(file, has_secrets=not missing):
-            yield finding
+        await _check_sources(file, report, has_secrets=has_secrets)
     except ConfigError as error:
-        if not missing:
-            yield Finding("config", "failed", str(error))
-    async for finding in _brokers(file):
-        yield finding
-    for finding in (*_missing_folders(file), *_listening(file), *_trace(file)):
-        yield finding
+        if has_secrets:
+            report("config", "failed", str(error))
+    await _check_brokers(file, report)
+    _check_folders(file, report)
+    _check_listening(file, report)
+    _check_trace(file, report)
 
 
-async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
-    """Yield findings about an OpenAPI document."""
+async def _check_document(document: str, report: Report, *, verbose: bool) -> None:
+    """Check an OpenAPI document."""
     config = HTTPServiceConfig(namespace="api")
     try:
         if "://" in document:
@@ -157,93 +142,96 @@ async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
         else:
             service = await from_openapi_file(Path(document), config)
     except (DocumentError, OSError) as error:
-        yield Finding("document", "failed", str(error))
+        report("document", "failed", str(error))
         return
     async with service:
-        yield Finding("document", "ok", f"{service.title}: {counted(len(service), 'operation')}")
+        report("document", "ok", f"{service.title}: {counted(len(service), 'operation')}")
         found = await diagnose(service)
     for operation_id, names in found.unsatisfiable.items():
         words = f"no value satisfies the required {', '.join(names)}"
-        yield Finding(operation_id, "failed", words)
+        report(operation_id, "failed", words)
     for operation_id, names in found.hidden_headers.items():
         words = f"requires {', '.join(names)}, which no argument can set: use auth, credentials or headers"
-        yield Finding(operation_id, "warning", words)
+        report(operation_id, "warning", words)
     for problem in (*found.unresolved, *found.problems):
-        yield Finding(problem.where, "warning", problem.reason)
+        report(problem.where, "warning", problem.reason)
     several = found.several_responses
     if several:
         words = f"several successful responses: {counted(len(several), 'operation')}"
-        yield Finding("responses", "ok", words)
+        report("responses", "ok", words)
     for operation_id, statuses in several.items() if verbose else ():
-        yield Finding(operation_id, "ok", f"succeeds with {', '.join(statuses)}")
+        report(operation_id, "ok", f"succeeds with {', '.join(statuses)}")
     changed = found.changed
     words = f"{found.examples - len(changed)} of {counted(found.examples, 'response example')} unchanged"
-    yield Finding("examples", "warning" if changed else "ok", words)
+    report("examples", "warning" if changed else "ok", words)
     for example in changed if verbose else changed[:SHOWN]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(example.changes.items()))
-        yield Finding(example.operation_id, "warning", f"example of {example.status}: {kinds}")
+        report(example.operation_id, "warning", f"example of {example.status}: {kinds}")
     if not verbose and len(changed) > SHOWN:
-        yield Finding("examples", "ok", f"{len(changed) - SHOWN} more; --verbose shows all")
+        report("examples", "ok", f"{len(changed) - SHOWN} more; --verbose shows all")
 
 
-def _installation() -> Iterator[Finding]:
-    yield Finding("operations", "ok", f"{__version__} on Python {platform.python_version()}")
+def _check_installation(report: Report) -> None:
+    report("operations", "ok", f"{__version__} on Python {platform.python_version()}")
     for extra, packages in _EXTRAS.items():
         try:
             found = ", ".join(f"{package} {version(package)}" for package in packages)
         except PackageNotFoundError:
-            yield Finding(f"extra {extra}", "warning", f"pip install 'alkdev-operations[{extra}]'")
+            report(f"extra {extra}", "warning", f"pip install 'alkdev-operations[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", "ok", found)
+            report(f"extra {extra}", "ok", found)
 
 
-def _missing_secrets(file: ConfigFile) -> Iterator[Finding]:
-    """Return every missing secret that the config names."""
+def _check_secrets(file: ConfigFile, report: Report) -> bool:
+    """Report every missing secret that the config names; return whether there is none."""
+    is_complete = True
     for path, secret in file.secrets():
         try:
             file.secret(secret)
         except ConfigError as error:
-            yield Finding(".".join(map(str, path)), "failed", error.faults[0].message)
+            report(".".join(map(str, path)), "failed", error.faults[0].message)
+            is_complete = False
+    return is_complete
 
 
-def _missing_folders(file: ConfigFile) -> Iterator[Finding]:
-    """Yield the keys of the ledger whose files cannot be created. The ledger of a running hub stays untouched."""
+def _check_folders(file: ConfigFile, report: Report) -> None:
+    """Report the keys of the ledger whose files cannot be created. The ledger of a running hub stays untouched."""
     entry = file.config.ledger
     for key in () if entry is None else ("file", "head"):
         path = getattr(entry, key)
         if path is not None and not file.resolve(path).parent.is_dir():
             words = f"there is no folder {file.resolve(path).parent}"
-            yield Finding(f"ledger.{key}", "failed", words)
+            report(f"ledger.{key}", "failed", words)
 
 
-async def _sources(file: ConfigFile, *, has_secrets: bool) -> AsyncIterator[Finding]:
+async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool) -> None:
     async with open_hub(file) as hub:
         if has_secrets:
             try:
                 _ = hub.access
             except (OperationsError, OSError, ValueError) as error:
-                yield Finding("access", "failed", str(error))
+                report("access", "failed", str(error))
         for source in hub.sources:
             if not source.is_enabled:
                 continue
             if source.problem is not None:
-                yield Finding(source.label, "failed", source.problem)
+                report(source.label, "failed", source.problem)
                 continue
             for part in source.warnings:
-                yield Finding(source.label, "warning", f"{part.where} {part.reason}")
+                report(source.label, "warning", f"{part.where} {part.reason}")
             words = f"{counted(len(source.operations), 'operation')} in {source.seconds:.1f} s"
             if source.skipped:
-                yield Finding(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
+                report(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
             else:
-                yield Finding(source.label, "ok", words)
+                report(source.label, "ok", words)
         for spec in hub.registry.specs():
             if spec.problem is not None:
-                yield Finding(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
+                report(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
         if not hub.sources:
-            yield Finding("sources", "warning", "the config has none")
+            report("sources", "warning", "the config has none")
 
 
-async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
+async def _check_brokers(file: ConfigFile, report: Report) -> None:
     for name, entry in file.config.brokers.items():
         if not entry.enabled:
             continue
@@ -255,36 +243,36 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
                     PendingRequestMap(target, group=worker_config(entry, file).group),
                 ):
                     pass
-            yield Finding(f"broker {name}", "ok", entry.url)
+            report(f"broker {name}", "ok", entry.url)
         except (OperationsError, OSError, TimeoutError) as error:
-            yield Finding(f"broker {name}", "failed", str(error) or "no answer")
+            report(f"broker {name}", "failed", str(error) or "no answer")
 
 
-def _listening(file: ConfigFile) -> Iterator[Finding]:
+def _check_listening(file: ConfigFile, report: Report) -> None:
     """Check the certificate and the port."""
     listen = ListenConfig(**file.options(ListenConfig, file.config.serve))
     if listen.certificate_problem is not None:
-        yield Finding("serve.certificate", "failed", listen.certificate_problem)
+        report("serve.certificate", "failed", listen.certificate_problem)
     host, port = listen.host, listen.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        yield Finding("port", "warning", f"{host}:{port} cannot be used: {error.strerror}")
+        report("port", "warning", f"{host}:{port} cannot be used: {error.strerror}")
     else:
-        yield Finding("port", "ok", f"{host}:{port} is free")
+        report("port", "ok", f"{host}:{port} is free")
 
 
-def _trace(file: ConfigFile) -> Iterator[Finding]:
+def _check_trace(file: ConfigFile, report: Report) -> None:
     """Check the trace, and report the changes that normalisation made to results, by operation."""
     if not file.config.trace.enabled:
-        yield Finding("trace", "ok", "calls are not recorded")
+        report("trace", "ok", "calls are not recorded")
         return
     path = journal_path(file)
     if not _is_writable(path):
-        yield Finding("trace", "warning", f"{path} cannot be written: set another trace.file")
+        report("trace", "warning", f"{path} cannot be written: set another trace.file")
         return
-    yield Finding("trace", "ok", str(path))
+    report("trace", "ok", str(path))
     found: dict[str, dict[str, int]] = {}
     for record in read_journal(path):
         if record.changes:
@@ -295,7 +283,7 @@ def _trace(file: ConfigFile) -> Iterator[Finding]:
             for kind, count in kinds.items()
             if kind in _CHANGED
         )
-        yield Finding(operation_id, "warning", f"results differ from the schema: {words}")
+        report(operation_id, "warning", f"results differ from the schema: {words}")
 
 
 def undeclared_calls(records: Iterable[CallRecord]) -> dict[str, list[str]]:
