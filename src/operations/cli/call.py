@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.tree import Tree
 
 from operations._json import is_object
+from operations._pipeline.streams import Subscription
 from operations._signals import receives_signals
 from operations._text import counted
 from operations.channel import CallerChannel
@@ -52,12 +53,12 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, SchemaError
 from operations.front.limits import call_seconds, caller_key
 from operations.front.public_errors import public_error
-from operations.hub.hub import Hub, SourceFilter
+from operations.hub.hub import SourceFilter
 from operations.hub.journal import journal_path, read_journal
 from operations.observe import CallRecord, Span, spans
 from operations.schema import Schema
 from operations.schema.outline import Outline
-from operations.specs import OperationSpec, OperationType
+from operations.specs import OperationType
 from operations.types import JSONObject
 
 
@@ -141,7 +142,8 @@ async def call(
                     if output is not None:
                         # Each item is appended.
                         output.write_bytes(b"")
-                    return await _follow(hub, spec, value, context, printer, count)
+                    items = hub.registry.subscribe(operation_id, value, context)
+                    return await printer.follow(items, count)
                 return printer.result(await hub.registry.execute(operation_id, value, context))
             except CallError as error:
                 expose = who.trusted or front.expose_errors
@@ -149,24 +151,6 @@ async def call(
                 if error.unexpected and not (expose or common.verbose or common.json):
                     screen.note("this caller does not see the cause; --verbose prints it", "dim")
                 raise public from error
-
-
-async def _follow(
-    hub: Hub,
-    spec: OperationSpec,
-    value: Any,
-    context: OperationContext,
-    printer: "_Printer",
-    count: int | None,
-) -> int:
-    """Print the items of a subscription until it ends, or until Ctrl-C, which is a normal end."""
-    with suppress(asyncio.CancelledError):
-        async with aclosing(hub.registry.subscribe(spec.id, value, context)) as items:
-            async for envelope in items:
-                printer.item(envelope)
-                if count is not None and (count := count - 1) <= 0:
-                    break
-    return ExitCode.DONE
 
 
 class _Printer:
@@ -199,8 +183,17 @@ class _Printer:
             self._screen.value(self._json(envelope))
         return code
 
-    def item(self, envelope: ResponseEnvelope[Any]) -> None:
-        """Print one item of a stream."""
+    async def follow(self, items: Subscription, count: int | None) -> int:
+        """Print the items of a subscription until it ends, or until Ctrl-C, which is a normal end."""
+        with suppress(asyncio.CancelledError):
+            async with aclosing(items):
+                async for envelope in items:
+                    self._item(envelope)
+                    if count is not None and (count := count - 1) <= 0:
+                        break
+        return ExitCode.DONE
+
+    def _item(self, envelope: ResponseEnvelope[Any]) -> None:
         self._clear()
         if self._file is not None:
             with self._file.open("ab") as file:
