@@ -425,3 +425,43 @@ async def test_on_a_target_with_queues_an_announced_subscription_is_replied_to_u
         with pytest.raises(ValueError, match="no address"):
             await answering.complete(request.request_id)
         await taking.aclose()
+
+
+class SlowTarget(MemoryTarget):
+    """Sends nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_sending, self.released = asyncio.Event(), asyncio.Event()
+
+    async def send(self, address: str, body: bytes) -> None:
+        self.is_sending.set()
+        await self.released.wait()
+        await super().send(address, body)
+
+
+async def test_a_first_request_that_is_cancelled_leaves_no_worker() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("math.one")
+    async def one() -> int:
+        return 1
+
+    target, inbox = SlowTarget(), Inbox()
+    await target.listen(("box.me",), inbox)
+    with anyio.fail_after(20):
+        async with PendingRequestMap(target) as calls:
+            handle = build_call_handler(registry, calls)
+            workers = target.control(calls.group)
+            first = asyncio.create_task(handle(requested("math.one")))
+            await until(lambda: workers in target._listeners)
+            await target.is_sending.wait()
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert await target.count_present(workers) == 0
+            target.released.set()
+            await handle(requested("math.one"))
+            assert await target.count_present(workers) == 1
+
+    assert [read_output(event.payload.output).data for event in inbox.events] == [1]

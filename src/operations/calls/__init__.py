@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, TypeAlias
 
 from operations.calls.client import PendingRequestMap
@@ -63,16 +64,15 @@ def build_call_handler(
             if server is None:
                 # Replies without an address are sent to all callers of the group, including the map.
                 await call_map.open()
-                opened = CallServer(
-                    registry,
-                    target,
-                    WorkerConfig(
-                        group=call_map.group, resolve=resolve, expose_errors=expose_errors
-                    ),
+                config = WorkerConfig(
+                    group=call_map.group, resolve=resolve, expose_errors=expose_errors
                 )
-                await opened.listen()
-                await call_map.close_with(opened.aclose)
-                server = opened
+                async with AsyncExitStack() as stack:
+                    opened = CallServer(registry, target, config)
+                    stack.push_async_callback(opened.aclose)
+                    await opened.listen()
+                    await call_map.close_with(stack.pop_all().aclose)
+                    server = opened
         return server
 
     async def handle(event: CallRequested) -> None:
