@@ -35,7 +35,8 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.errors import CallError, ErrorCode
+from operations.calls.jobs import DEFAULT_GROUP
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -503,3 +504,30 @@ async def test_only_the_worker_that_has_a_call_is_probed(
     assert probes[True] <= probes[False]
     assert probes[False] >= 3
     assert answers["call.alive"] <= 4 * probes[True] + probes[False] + 4
+
+
+class FailingTarget(MemoryTarget):
+    """Fails to send probes to all workers, and records the times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    async def send(self, address: str, body: bytes) -> None:
+        if address == self.control(DEFAULT_GROUP):
+            self.times.append(asyncio.get_running_loop().time())
+            raise TransportError("the broker does not respond")
+        await super().send(address, body)
+
+
+async def test_a_probe_that_cannot_be_sent_is_repeated_with_the_next_heartbeat() -> None:
+    target, heartbeat = FailingTarget(), 0.1
+    async with (
+        serve_calls(OperationRegistry(), target),
+        PendingRequestMap(target, heartbeat=heartbeat),
+    ):
+        with anyio.fail_after(20):
+            await until(lambda: len(target.times) == 6)
+
+    # With a pause that doubles, this takes 31 heartbeats.
+    assert target.times[-1] - target.times[0] < 20 * heartbeat

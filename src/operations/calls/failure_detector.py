@@ -307,15 +307,18 @@ class FailureDetector:
         is_roll_call = asked_at >= roll_call_at
         if not (quiet or is_roll_call):
             return
+        restorations = self.restorations
         if is_roll_call:
+            # A worker that is present now may be lost before it responds.
+            self._were_there = self._were_there or await self._target.is_present(self._all_workers)
+        await self._probe_all(quiet, is_roll_call)
+        # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
+        if is_roll_call and restorations == self.restorations:
             self._workers.skip_silent(self._roll_called_at)
             self._workers.has_chosen = False
             self._roll_called_at, self._is_uncounted = asked_at, True
             self._roll_call_at = asked_at + self._roll_call_pause
             self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
-            # A worker that is present now may be lost before it responds.
-            self._were_there = self._were_there or await self._target.is_present(self._all_workers)
-        await self._probe_all(quiet, is_roll_call)
         await asyncio.sleep(_ANSWER * self._heartbeat)
         await self._count_workers()
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
