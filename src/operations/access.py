@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 from msgspec.json import decode, encode
 from msgspec.structs import force_setattr, replace
 
+from operations._json import object_of
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
@@ -144,7 +145,7 @@ class Rules(Struct, frozen=True):
     is_covered: bool
     """Whether every block covers the operation."""
 
-    accepts: tuple[Callable[[Any], bool], ...]
+    accepts: tuple["InputCheck", ...]
     """Checks of the input, all of which must hold."""
 
     budgets: tuple[tuple[str, int], ...]
@@ -223,10 +224,10 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.approve or self.budgets)
 
     @cached_property
-    def schemas(self) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+    def schemas(self) -> tuple[tuple[str, "InputCheck"], ...]:
         """Checks of inputs, by pattern; a schema that cannot be used raises a `ValueError`."""
         return tuple(
-            (pattern, from_schema(schema).compile().accepts)
+            (pattern, _input_check(schema))
             for block in self.blocks
             for pattern, schema in block.input.items()
         )
@@ -255,20 +256,20 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def accepts(self, operation_id: str, value: Any) -> bool:
+    def accepts(self, operation_id: str, value: Any, defaults: JSONObject) -> bool:
         """Return whether every block covers an operation with this input. Never raises."""
         try:
             rules = self.rules(operation_id)
-            return rules.is_covered and all(accepts(value) for accepts in rules.accepts)
+            return rules.is_covered and all(check(value, defaults) for check in rules.accepts)
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def is_enough(self, operation_id: str, value: Any) -> bool:
+    def is_enough(self, operation_id: str, value: Any, defaults: JSONObject) -> bool:
         """Return whether a call is allowed, and the grant requires no further step for it."""
         return (
             not self.is_limited
             and self.origin is None
-            and self.accepts(operation_id, value)
+            and self.accepts(operation_id, value, defaults)
             and (self.issuer is None or self.issuer.is_valid(self))
         )
 
@@ -303,6 +304,31 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
             tuple((counter, most) for counter, pattern, most in budgets if matches(pattern)),
             any(map(matches, approve)),
         )
+
+
+InputCheck: TypeAlias = Callable[[Any, JSONObject], bool]
+"""Returns whether a schema accepts an input, whose parameters have these defaults."""
+
+
+def _input_check(schema: JSONObject | bool) -> InputCheck:
+    accepts, named = from_schema(schema).compile().accepts, _restricted(schema)
+
+    def check(value: Any, defaults: JSONObject) -> bool:
+        if not accepts(value):
+            return False
+        # The handler uses the default of a parameter that the caller omits.
+        omitted = {name: defaults[name] for name in named if name in defaults and name not in value}
+        return not omitted or accepts({**value, **omitted})
+
+    return check
+
+
+def _restricted(schema: Any) -> set[str]:
+    """Return the names of the properties that a schema restricts."""
+    schema = object_of(schema)
+    parts = [schema[key] for key in ("not", "if", "then", "else") if key in schema]
+    parts += [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key, ())]
+    return set(schema.get("properties", ())).union(*map(_restricted, parts))
 
 
 # ------------------------------------------------------------ identities and requirements
@@ -454,12 +480,13 @@ class ApprovalRule:
     """Ask the caller itself to confirm the call, if the entry point can (MCP elicitation, terminal). This is a
     confirmation, not an approval by another person."""
 
-    def applies(self, value: Any) -> bool:
+    def applies(self, value: Any, defaults: JSONObject) -> bool:
         """Return whether a call with this input needs approval; True if the check fails."""
         if self.when is None:
             return True
         try:
-            return bool(_compiled(encode(self.when))(value))
+            applies = _compiled(encode(self.when))
+            return bool(applies(value) or (defaults and applies({**defaults, **value})))
         except Exception:  # noqa: BLE001 - fail closed
             return True
 

@@ -37,6 +37,7 @@ from operations._json import (
     MAX_DOCUMENT_VALUES,
     JSONValueError,
     canonical,
+    object_of,
     to_json,
 )
 from operations._text import enforce_lists, suggestion
@@ -208,6 +209,13 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def replayable(self) -> bool:
         """Whether a call that may have run can safely be run again."""
         return self.idempotent or self.type is OperationType.QUERY
+
+    @property
+    def defaults(self) -> JSONObject:
+        """The defaults of the parameters, according to the schema of the input."""
+        parameters = object_of(object_of(self.input_schema.document).get("properties"))
+        declared = {name: object_of(each) for name, each in parameters.items()}
+        return {name: each["default"] for name, each in declared.items() if "default" in each}
 
     @property
     def digest(self) -> str:

@@ -218,6 +218,22 @@ async def test_a_rule_may_require_another_scope_and_depend_on_the_input() -> Non
     assert await office.answer(Identity("chief", ["approvals:answer", "approvals:danger"])) == "approved"  # fmt: skip
 
 
+async def test_a_rule_applies_to_the_default_of_an_omitted_parameter() -> None:
+    office = Office()
+
+    @office.registry.operation("task.pay")
+    async def pay(amount: int = 5000) -> int:
+        return amount
+
+    when = {"required": ["amount"], "properties": {"amount": {"minimum": 1000}}}
+    configure_tools(office.registry, {"task.pay": ToolConfig(approve=ApprovalRule(when=when))})
+    context = OperationContext(identity=ALICE)
+    assert (await office.registry.execute("task.pay", {"amount": 5}, context)).data == 5
+    with pytest.raises(CallError) as caught:
+        await office.registry.execute("task.pay", {}, context)
+    assert caught.value.code == REQUIRED
+
+
 async def test_a_rule_whose_schema_cannot_be_used_requires_approval() -> None:
     assert await Office(when={"type": "nonsense"}).call() == REQUIRED
 

@@ -88,7 +88,7 @@ def test_no_narrowing_allows_a_call_that_an_earlier_block_rejects(
         limits = grant.rules(operation_id)
         seen.append(
             (
-                grant.covers(operation_id) and grant.accepts(operation_id, value),
+                grant.covers(operation_id) and grant.accepts(operation_id, value, {}),
                 not limits.approve,
                 -len(limits.accepts),
                 set(limits.budgets),
@@ -417,6 +417,31 @@ async def test_the_input_must_satisfy_every_schema() -> None:
     assert await outcome(registry, context, "task.add", n=3) == 3
     assert await outcome(registry, context, "task.add", n=4) == DENIED
     assert await outcome(registry, context, "task.add") == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_accepted"),
+    [
+        ({"properties": {"project": {"const": "test"}}}, False),
+        ({"allOf": [{"properties": {"project": {"const": "test"}}}]}, False),
+        ({"properties": {"project": {"enum": ["test", "live"]}}}, True),
+        ({"properties": {"title": {}}, "additionalProperties": False}, True),
+        ({"not": {"required": ["project"]}}, True),
+        (True, True),
+    ],
+)
+async def test_an_omitted_parameter_is_restricted_by_its_default(
+    schema: Any, is_accepted: bool
+) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("task.start")
+    async def start(title: str, project: str = "live") -> str:
+        return project
+
+    context = await context_of(input={"task.*": schema})
+    found = await outcome(registry, context, "task.start", title="tea")
+    assert found == ("live" if is_accepted else DENIED)
 
 
 async def test_nested_calls_are_checked_against_the_grant_unless_declared() -> None:

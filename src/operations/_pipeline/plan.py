@@ -44,6 +44,7 @@ from operations.specs import (
     SubscriptionHandler,
     enforce_policy,
 )
+from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
@@ -388,6 +389,7 @@ class CallPlan:
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
         self._digest: str | None = None
+        self._defaults: JSONObject | None = None
         compiled = spec.input_schema.compile()
         self.accepts = compiled.accepts
         # Files in the input are replaced before it is validated.
@@ -402,6 +404,13 @@ class CallPlan:
         if self._digest is None:
             self._digest = self.spec.digest
         return self._digest
+
+    @property
+    def defaults(self) -> JSONObject:
+        """The defaults of the parameters."""
+        if self._defaults is None:
+            self._defaults = self.spec.defaults
+        return self._defaults
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
         handler = self.operation.handler
