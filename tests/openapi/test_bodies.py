@@ -300,3 +300,12 @@ def test_a_body_that_its_schema_declares_as_base64url_is_sent_in_its_alphabet() 
     schema = {"type": "string", "contentEncoding": "base64url"}
     payload = written("image/png", "+/8=", is_bytes=True, schema=schema)
     assert payload == Payload(b"-_8=", "image/png")
+
+
+async def test_an_empty_list_in_a_cookie_is_not_sent(echo: Echo) -> None:
+    cookies = [{"name": name, "in": "cookie", "schema": {"type": "array"}} for name in "ab"]
+    async with imported(document(parameters=cookies), base_url=echo.url) as registry:
+        await registry.execute("api.call", {"a": [], "b": [1]})
+        assert echo.seen[-1].header("cookie") == "b=1"
+        await registry.execute("api.call", {"a": [], "b": []})
+        assert echo.seen[-1].header("cookie") is None

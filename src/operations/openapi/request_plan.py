@@ -533,7 +533,9 @@ class RequestPlan:
                 cookie = cookie_text(parameter, value)
                 if self._owned:
                     enforce_unowned(argument.name, "cookie", [cookie], self._owned)
-                draft.cookies.append(cookie)
+                # An empty exploded list has no pairs.
+                if cookie:
+                    draft.cookies.append(cookie)
         payload = self._body.payload(arguments) if self._body is not None else None
         if payload is not None:
             draft.body = payload.content
