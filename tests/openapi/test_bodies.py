@@ -156,6 +156,13 @@ def test_a_part_can_be_bytes_or_declared_json() -> None:
         ({"style": "form", "explode": True}, None, ["p="]),
         ({"style": "form", "explode": False}, ["a", None, "b"], ["p=a,,b"]),
         ({"style": "form", "explode": True}, [{"a": 1}], ["p=%7B%22a%22%3A1%7D"]),
+        # As Spring reads a `Pageable`.
+        (
+            {"style": "form", "explode": True},
+            {"n": 1, "s": ["a", 2], "e": []},
+            ["n=1", "s=a", "s=2"],
+        ),
+        ({"style": "form", "explode": True}, {"o": {"x": 1}}, ["o=%7B%22x%22%3A1%7D"]),
         ({"style": "deepObject"}, [{"a": 1}, 2], ["p%5B0%5D%5Ba%5D=1", "p%5B1%5D=2"]),
         ({"style": "deepObject"}, "x", ["p=x"]),
         ({"style": "deepObject"}, {}, ["p="]),

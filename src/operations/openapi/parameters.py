@@ -248,8 +248,15 @@ def styled_fields(
         if is_list(value):
             return [(key, encode(text_of_value(item))) for item in value]
         if is_object(value):
-            return [(rename(k), encode(text_of_value(v))) for k, v in value.items()]
+            members = [(k, item) for k, v in value.items() for item in _items(v)]
+            return [(rename(k), encode(text_of_value(item))) for k, item in members]
     return [(key, _joined(value, False, _delimiter(style, rename), encode))]
+
+
+def _items(member: Any) -> list[Any]:
+    """Return the values of a member of an exploded object: a list of scalars is repeated, as servers read a query."""
+    is_nested = not is_list(member) or any(isinstance(item, (dict, list)) for item in member)
+    return [member] if is_nested else member
 
 
 def cookie_text(parameter: Parameter, value: Any) -> str:
