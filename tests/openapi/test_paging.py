@@ -268,3 +268,28 @@ def test_pointers_refer_to_a_value_or_to_none() -> None:
 def test_a_link_header_without_a_next_page_ends() -> None:
     page = Page({}, "http://x/", {"link": '<http://x/2>; rel="prev"'}, None)
     assert LinkPaging().following(page) is None
+
+
+@pytest.mark.requirement("R16")
+async def test_a_key_in_the_address_of_the_next_page_is_sent_once_and_not_shown() -> None:
+    """Many servers repeat the whole query in `Link`."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.rel_url.raw_query_string)
+        # Partly decoded, as some servers do.
+        link = f"<{request.path}?{request.query_string}&page={len(asked)}>; rel=next"
+        return web.json_response([1], headers={"Link": link} if len(asked) < 3 else {})
+
+    schemes = {"key": {"type": "apiKey", "in": "query", "name": "api_key"}}
+    doc = listing(
+        "limit", components={"securitySchemes": schemes}, security=[{"key": []}],
+        responses={"200": {"description": "", "headers": {"Link": {}}}},
+    )  # fmt: skip
+    options: dict[str, Any] = {"pagination": "document", "credentials": {"key": "s3cret/+key"}}
+    async with serving(answer) as url, imported(doc, base_url=url, **options) as registry:
+        metas = [e.meta async for e in registry.subscribe("api.call.pages", {"limit": 2})]
+    key = "api_key=s3cret%2F%2Bkey"
+    assert asked == [f"limit=2&{key}", f"limit=2&page=1&{key}", f"limit=2&page=1&page=2&{key}"]
+    assert len(metas) == 3
+    assert "s3cret" not in str(metas)

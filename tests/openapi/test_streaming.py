@@ -22,8 +22,8 @@ def streaming(method: str = "get", schema: Any = None, **more: Any) -> dict[str,
     return document("/events", method, responses=responses, **more)
 
 
-async def begin(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+async def begin(request: web.Request, **headers: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers})
     await response.prepare(request)
     return response
 
@@ -662,3 +662,16 @@ async def test_lines_of_a_lost_connection_do_not_look_like_an_empty_stream(retri
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert count == 1 + retries
+
+
+@pytest.mark.requirement("R16")
+async def test_the_headers_of_a_stream_do_not_show_a_key() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request, Seen=request.headers["Authorization"])
+        await response.write(b"data: 1\n\n")
+        return response
+
+    async with serving(respond) as url:
+        auth = {"type": "bearer", "token": "s3cret-key"}
+        (envelope,) = await collected(streaming(), url, auth=auth)
+    assert "s3cret" not in str(envelope.meta)

@@ -320,8 +320,8 @@ class ServiceClient:
     @asynccontextmanager
     async def stream(
         self, draft: Draft, context: OperationContext, retries: int = 0
-    ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes]]]:
-        """Send a request; yield the head of a successful response and its bytes as they arrive.
+    ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes], list[str]]]:
+        """Send a request; yield the head of a successful response, its bytes as they arrive, and the credentials.
 
         Args:
             draft: The request.
@@ -345,7 +345,7 @@ class ServiceClient:
                         raise
                 else:
                     async with aclosing(decoded(response)) as body:
-                        yield response, body
+                        yield response, body, call.signature.secrets
                     return
             finally:
                 await self._leave(call)

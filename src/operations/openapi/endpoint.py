@@ -30,7 +30,7 @@ from operations.openapi.responses import (
     with_response,
 )
 from operations.openapi.streaming import EventStream
-from operations.openapi.transport import Draft
+from operations.openapi.transport import Draft, written_names
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
@@ -218,7 +218,10 @@ class Endpoint:
                 ErrorCode.EXECUTION_ERROR, "The address of the next page has another origin."
             )
         there = urlsplit(normal_url(url))
-        query = [there.query] if there.query else []
+        # The address may repeat a key of the query, which is added again.
+        owned = self._client.security.owned
+        pieces = there.query.split("&") if there.query else []
+        query = [each for each in pieces if owned.isdisjoint(written_names("query", [each]))]
         return replace(draft, base=str(origin), path=there.path or "/", query=query)
 
     def replay(self, status: int, content_type: str, content: bytes) -> ResponseEnvelope[Any]:
@@ -257,7 +260,8 @@ class Endpoint:
             except CallError as error:
                 raise with_response(error, response, self._client.config.max_error_bytes) from None
         size = len(content)
-        return DescribedEnvelope(data, meta_of(response), schema, size=size, is_clean=is_clean)
+        meta = meta_of(response, response.secrets)
+        return DescribedEnvelope(data, meta, schema, size=size, is_clean=is_clean)
 
     def _draft(self, input: Any) -> Draft:
         plan = self._plan or self._ready()
@@ -354,7 +358,7 @@ def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:
     if isinstance(given, (str, Path)):
         data = {"path": str(given), **data}
     # Without a schema: the document describes the response, not the file that it was saved to.
-    return DescribedEnvelope(data, meta_of(response))
+    return DescribedEnvelope(data, meta_of(response, response.secrets))
 
 
 def _question(draft: Draft) -> tuple[str, str, bytes | StreamedBody | None]:

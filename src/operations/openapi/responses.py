@@ -13,6 +13,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, suppress
+from functools import lru_cache
 from http.client import responses as PHRASES  # noqa: N812 - a table
 from time import monotonic
 from typing import Any
@@ -386,19 +387,30 @@ class WholeResponse(msgspec.Struct, frozen=True, gc=False):
     """The size of the body if it was saved to a file; `content` is then empty."""
 
 
-def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that a caller may see."""
-    if _WITHHELD.isdisjoint(headers):
-        return dict(headers)
-    return {name: value for name, value in headers.items() if name not in _WITHHELD}
+def shown_headers(headers: Mapping[str, str], secrets: list[str]) -> dict[str, str]:
+    """Return the headers that a caller may see, without the credentials of the request."""
+    shown = dict(headers)
+    if not _WITHHELD.isdisjoint(headers):
+        shown = {name: value for name, value in headers.items() if name not in _WITHHELD}
+    if secrets:
+        # Many servers repeat the query, with its key, in `Link`.
+        redactor = _redactor(*secrets)
+        return {name: redactor.redact(text) for name, text in shown.items()}
+    return shown
 
 
-def meta_of(response: HTTPResponse | WholeResponse) -> HTTPResponseMeta:
-    """Return the part of a response that a caller may see beside the data."""
+def meta_of(response: HTTPResponse | WholeResponse, secrets: list[str]) -> HTTPResponseMeta:
+    """Return the part of a response that a caller may see beside the data.
+
+    Args:
+        response: The response.
+        secrets: The credentials of the request.
+    """
+    headers = shown_headers(response.headers, secrets)
     return HTTPResponseMeta(
         status_code=response.status,
-        headers=shown_headers(response.headers),
-        content_type=response.headers.get("content-type", ""),
+        headers=headers,
+        content_type=headers.get("content-type", ""),
     )
 
 
@@ -541,7 +553,7 @@ async def read_error(
     phrase = response.reason.encode(errors="replace").decode() or PHRASES.get(status, "Unknown")
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {status}: {_redactor(secrets).redact(phrase)}",
+        f"HTTP {status}: {_redactor(*secrets).redact(phrase)}",
         _details(whole, limit, is_cut=is_cut),
         retryable=status in {429, 502, 503, 504},
     )
@@ -552,18 +564,19 @@ def with_response(error: CallError, response: WholeResponse, limit: int) -> Call
     return CallError(error.code, error.message, _details(response, limit))
 
 
-def _redactor(secrets: list[str]) -> Redactor:
+@lru_cache(maxsize=64)
+def _redactor(*secrets: str) -> Redactor:
     return Redactor(part for secret in secrets for part in parts_of(secret))
 
 
 def _details(response: WholeResponse, limit: int, *, is_cut: bool = False) -> JSONObject:
     """Return the details of an error: the response, without the credentials of the request."""
-    redactor = _redactor(response.secrets)
+    redactor = _redactor(*response.secrets)
     content, is_cut = response.content[:limit], is_cut or len(response.content) > limit
     content_type = response.headers.get("content-type", "")
     details: JSONObject = {
         "statusCode": response.status,
-        "headers": {k: redactor.redact(v) for k, v in shown_headers(response.headers).items()},
+        "headers": shown_headers(response.headers, response.secrets),
         "contentType": redactor.redact(content_type),
         "body": None,
     }

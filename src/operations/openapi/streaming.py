@@ -132,13 +132,14 @@ class EventStream:
             draft.headers["Last-Event-ID"] = self._last_id
         self._has_head = False
         request = self.client.stream(draft, self.context, self._failures)
-        async with request as (response, chunks):
+        async with request as (response, chunks, secrets):
             self._has_head = True
             kind = response.headers.get("content-type", "")
             if response.status in EMPTY:
                 self._is_over = True
                 return
-            self._described, self._meta = self.describe(response.status, kind), meta_of(response)
+            self._described = self.describe(response.status, kind)
+            self._meta = meta_of(response, secrets)
             is_resumable = media.essence(kind) == media.EVENT_STREAM
             if is_resumable:
                 items = self._events(chunks, was_lost=was_lost)
