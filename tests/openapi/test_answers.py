@@ -839,3 +839,23 @@ async def test_the_error_for_a_body_that_cannot_be_read_has_the_status(
             await registry.execute("api.call", {})
     assert caught.value.details["statusCode"] == 201
     assert caught.value.details["contentType"] == "application/json"
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {}, {"type": ["string", "object"]}])
+async def test_text_is_accepted_for_json_if_the_schema_allows_it(schema: dict[str, Any]) -> None:
+    """Frameworks declare JSON for handlers that return text."""
+    declared = {"application/json": {"schema": schema}}
+    assert await received(b"all good\n", "text/plain", declared) == "all good\n"
+    assert await received(b'"quoted"', "text/plain", declared) == "quoted"
+
+
+async def test_text_for_a_declared_string_is_not_a_number() -> None:
+    declared = {"application/json": {"schema": {"type": "string"}}}
+    assert await received(b"1.10", "text/plain", declared) == "1.10"
+    assert await received(b"1.10", "text/plain", {"application/json": {}}) == 1.1
+
+
+async def test_text_that_the_schema_does_not_allow_is_an_error() -> None:
+    declared = {"application/json": {"schema": {"type": "object"}}}
+    with pytest.raises(CallError):
+        await received(b"all good", "text/plain", declared)

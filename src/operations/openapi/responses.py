@@ -389,9 +389,7 @@ class WholeResponse(msgspec.Struct, frozen=True, gc=False):
 
 def shown_headers(headers: Mapping[str, str], secrets: list[str]) -> dict[str, str]:
     """Return the headers that a caller may see, without the credentials of the request."""
-    shown = dict(headers)
-    if not _WITHHELD.isdisjoint(headers):
-        shown = {name: value for name, value in headers.items() if name not in _WITHHELD}
+    shown = {name: value for name, value in headers.items() if name not in _WITHHELD}
     if secrets:
         # Many servers repeat the query, with its key, in `Link`.
         redactor = _redactor(*secrets)
@@ -400,12 +398,7 @@ def shown_headers(headers: Mapping[str, str], secrets: list[str]) -> dict[str, s
 
 
 def meta_of(response: HTTPResponse | WholeResponse, secrets: list[str]) -> HTTPResponseMeta:
-    """Return the part of a response that a caller may see beside the data.
-
-    Args:
-        response: The response.
-        secrets: The credentials of the request.
-    """
+    """Return the part of a response that a caller may see beside the data, without `secrets` of the request."""
     headers = shown_headers(response.headers, secrets)
     return HTTPResponseMeta(
         status_code=response.status,
@@ -438,10 +431,18 @@ def read_data(
         return _json(content, content_type, max_values)
     if described.is_json and (media.is_text(content_type) or media.says_nothing(content_type)):
         try:
-            return _json(content, content_type, max_values)
+            data = _json(content, content_type, max_values)
         except CallError as error:
-            if error.code == ErrorCode.RESOURCE_EXHAUSTED or not media.says_nothing(content_type):
+            if error.code == ErrorCode.RESOURCE_EXHAUSTED or not (
+                media.says_nothing(content_type)
+                or described.replaces_json(_text(content, content_type), content_type)
+            ):
                 raise
+        else:
+            # A text such as `1.10` is not a number if the document declares a string.
+            is_text = media.is_text(content_type) and described.has_text_items
+            if isinstance(data, str) or not is_text:
+                return data
     if described.is_stream and media.is_sequence(content_type):
         items: list[Any] = []
         for line in JSONLinesDecoder(max_event_bytes=len(content)).feed(content + b"\n"):

@@ -69,6 +69,11 @@ class ResponseData:
         """Return whether an event may contain `text` instead of JSON."""
         return self.schema is None or self.has_text_items or self.schema.check(text)
 
+    def replaces_json(self, text: str, content_type: str) -> bool:
+        """Return whether `text` may be the data, although JSON is declared; a page of HTML may not."""
+        is_page = media.essence(content_type) == "text/html"
+        return self.schema is not None and not is_page and self.takes_text(text)
+
 
 _UNKNOWN = ResponseData(None, None)
 ANY_JSON = ResponseData(Media(media_type="application/json"), None)
