@@ -333,11 +333,17 @@ class Endpoint:
 
 
 def _has_whole_float(value: Any) -> bool:
-    if type(value) is float:
-        return value.is_integer()
-    if is_object(value):
-        return any(map(_has_whole_float, value.values()))
-    return is_list(value) and any(map(_has_whole_float, value))
+    rest: list[Any] = [value]
+    while rest:
+        item = rest.pop()
+        kind = type(item)  # pyright: ignore[reportUnknownVariableType]
+        if kind is dict:
+            rest += item.values()
+        elif kind is list:
+            rest += item
+        elif kind is float and item.is_integer():
+            return True
+    return False
 
 
 def _with_integers(value: Any, cast: Any) -> Any:
