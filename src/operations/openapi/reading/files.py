@@ -40,7 +40,7 @@ PARALLEL = 16
 _REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*["']?[^"'#{\[\s]""")
 """A reference that does not begin with `#`, in JSON or YAML."""
 
-Fetch = Callable[[str], Awaitable[bytes | str]]
+Fetch = Callable[[str], Awaitable[bytes]]
 Locate = Callable[[str, str], str | None]
 
 
@@ -76,11 +76,13 @@ async def bundle_files(
     """
     folder = Path(root) if root is not None else path.parent
 
-    async def fetch(name: str) -> bytes | str:
+    async def fetch(name: str) -> bytes:
         try:
             if read is not None:
                 content: Any = read(name)
-                return await content if inspect.isawaitable(content) else content  # type: ignore[no-any-return]
+                content = await content if inspect.isawaitable(content) else content
+                is_text = isinstance(content, str)
+                return content.encode("utf-8", "surrogatepass") if is_text else content  # type: ignore[no-any-return]
             return await asyncio.to_thread(_read_inside, Path(name), folder, path, limits.max_bytes)
         except OSError as error:
             reason = f"cannot be read: {error.strerror or error}"
@@ -177,8 +179,7 @@ class _Bundler:
         root = self.root
         content = await self.fetch(root)
         document = await self._decode(shown_location(root), content)
-        raw = content.encode() if isinstance(content, str) else content
-        if _REFERENCE.search(raw) is None:
+        if _REFERENCE.search(content) is None:
             # Nearly every document is a single file without references to other files.
             return Bundle(document)
         self._files[root] = document
@@ -217,7 +218,7 @@ class _Bundler:
             except DocumentError as error:
                 return error
 
-    async def _decode(self, name: str, content: bytes | str) -> Any:
+    async def _decode(self, name: str, content: bytes) -> Any:
         self._size += len(content)
         max_bytes = self.limits.max_bytes
         if self._size > max_bytes:
@@ -225,7 +226,7 @@ class _Bundler:
                 f"{shown_location(self.root)}: its files are larger than {max_bytes} bytes"
             )
         try:
-            return await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
+            return await asyncio.to_thread(decode_document, content)
         except DocumentError as error:
             raise DocumentError(f"{name}: {error}") from None
 
@@ -288,8 +289,6 @@ class _TooLargeError(DocumentError):
     """Raised when all files together exceed the limit."""
 
 
-MAX_DOCUMENT_BYTES = 64 << 20
-
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -300,16 +299,13 @@ MARKS = (
 """Byte order marks: UTF-32 before UTF-16, whose marks have the same beginning."""
 
 
-def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
-    """Return `content`, JSON or YAML, as JSON builtins.
+def decode_document(raw: bytes) -> Any:
+    """Return the content of a file, JSON or YAML, as JSON builtins.
 
     Raises:
-        DocumentError: If it is neither JSON nor YAML, or is larger than `max_bytes`.
+        DocumentError: If it is neither JSON nor YAML.
         MissingExtraError: If it is YAML, and the extra for it is not installed.
     """
-    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    if len(raw) > max_bytes:
-        raise DocumentError(f"larger than {max_bytes} bytes")
     for mark, encoding in MARKS:
         if raw.startswith(mark):
             raw = raw[len(mark) :].decode(encoding, "replace").encode()
