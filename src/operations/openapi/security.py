@@ -67,32 +67,27 @@ Fetch: TypeAlias = Callable[[str, str, dict[str, str], bytes | None], Awaitable[
 """`(method, url, headers, body)` -> the decoded JSON of the response. Raises `CallError` if there is none."""
 
 
+@dataclass(slots=True)
 class TokenSource:
-    """Provides the token of one client, from the endpoint that the operator, the document or OpenID discovery names.
+    """Provides the token of one client, from the endpoint that the operator, the document or OpenID discovery names."""
 
-    Args:
-        security: Knows the token provider.
-        credentials: The credentials of the client.
-        scheme: The security scheme of the document.
-        scopes: The scopes to request.
-    """
+    security: "Security"
+    """Knows the token provider."""
 
-    def __init__(
-        self,
-        security: "Security",
-        credentials: OAuthClient,
-        scheme: JSONObject,
-        scopes: tuple[str, ...],
-    ) -> None:
-        self._security = security
-        self._credentials = credentials
-        self._scheme = scheme
-        self._scopes = scopes
-        self._found = ""
-        self._refresh_token = ""
-        if isinstance(credentials, RefreshToken):
-            self._refresh_token = credentials.refresh_token
-        self._tokens = TokenCache()
+    credentials: OAuthClient
+    scheme: JSONObject
+    """The security scheme of the document."""
+
+    scopes: tuple[str, ...]
+    """The scopes to request."""
+
+    _found: str = ""
+    """The token endpoint, once it is known."""
+
+    _refresh_token: str = ""
+    """The last one that the provider issued."""
+
+    _tokens: TokenCache = field(default_factory=TokenCache)
 
     async def token(self) -> str:
         """Return a token that is valid for at least some seconds.
@@ -113,18 +108,18 @@ class TokenSource:
             raise CallError(
                 ErrorCode.EXECUTION_ERROR, "The token endpoint returned no access token."
             )
-        if not isinstance(self._credentials, ClientCredentials):
+        if not isinstance(self.credentials, ClientCredentials):
             self._refresh_token = text_of(response.get("refresh_token")) or self._refresh_token
         return token, lifetime_of(response)
 
     async def _ask(self) -> JSONObject:
         """Return the provider's response to the best available grant."""
-        user = self._credentials
-        if self._refresh_token:
+        user, refresh = self.credentials, self._refresh_token
+        if not refresh and isinstance(user, RefreshToken):
+            refresh = user.refresh_token
+        if refresh:
             try:
-                return await self._post(
-                    {"grant_type": "refresh_token", "refresh_token": self._refresh_token}
-                )
+                return await self._post({"grant_type": "refresh_token", "refresh_token": refresh})
             except TokenRefusedError:
                 if isinstance(user, RefreshToken):
                     raise
@@ -136,10 +131,10 @@ class TokenSource:
         return await self._post({"grant_type": "client_credentials"})
 
     async def _post(self, fields: dict[str, str]) -> JSONObject:
-        client = self._credentials
+        client = self.credentials
         fields = {**fields, **client.parameters}
-        if self._scopes:
-            fields["scope"] = " ".join(self._scopes)
+        if self.scopes:
+            fields["scope"] = " ".join(self.scopes)
         headers = {
             "Content-Type": "application/x-www-form-urlencoded",
             "Accept": "application/json",
@@ -147,7 +142,7 @@ class TokenSource:
         add_client(headers, fields, client.client_id, client.client_secret, client.send_in)
         url, body = await self._url(), urlencode(fields).encode()
         try:
-            return object_of(await self._security.fetch("POST", url, headers, body))
+            return object_of(await self.security.fetch("POST", url, headers, body))
         except TokenRefusedError as error:
             hint = self._hint()
             if not hint:
@@ -161,8 +156,8 @@ class TokenSource:
             CallError: `EXECUTION_ERROR` if there is none, or if only the document names it and its host may not receive
                 credentials.
         """
-        if self._credentials.token_url is not None:
-            return self._credentials.token_url
+        if self.credentials.token_url is not None:
+            return self.credentials.token_url
         if not self._found:
             declared = await self._declared()
             if not declared:
@@ -170,8 +165,8 @@ class TokenSource:
                     ErrorCode.EXECUTION_ERROR,
                     f"The document names no token endpoint: set token_url. {self._hint()}".rstrip(),
                 )
-            url = joined_url(self._security.base, declared)
-            if not self._security.is_trusted(url):
+            url = joined_url(self.security.base, declared)
+            if not self.security.is_trusted(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
                     f"The document's token endpoint {url.partition('?')[0]!r} is on a host that may not"
@@ -182,17 +177,17 @@ class TokenSource:
 
     def _hint(self) -> str:
         """Return advice if every flow in the document needs a person; else an empty text."""
-        flows = object_of(self._scheme.get("flows"))
-        wanted = _FLOWS.get(type(self._credentials), "")
+        flows = object_of(self.scheme.get("flows"))
+        wanted = _FLOWS.get(type(self.credentials), "")
         if not flows or not wanted or wanted in flows:
             return ""
         return f"It declares {' and '.join(flows)}, where a person signs in. {_INSTEAD}"
 
     async def _declared(self) -> str:
-        flows = object_of(self._scheme.get("flows"))
-        is_refresh = isinstance(self._credentials, RefreshToken)
+        flows = object_of(self.scheme.get("flows"))
+        is_refresh = isinstance(self.credentials, RefreshToken)
         for key in ("refreshUrl", "tokenUrl") if is_refresh else ("tokenUrl",):
-            for flow in (_FLOWS.get(type(self._credentials), ""), *flows):
+            for flow in (_FLOWS.get(type(self.credentials), ""), *flows):
                 url = text_of(object_of(flows.get(flow)).get(key))
                 if url:
                     return url
@@ -200,12 +195,12 @@ class TokenSource:
 
     async def _discovered(self) -> str:
         """Return the token endpoint in the metadata of the provider: of OpenID or, from 3.2 on, of OAuth2."""
-        address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
+        address = self.scheme.get("openIdConnectUrl") or self.scheme.get("oauth2MetadataUrl")
         if not isinstance(address, str):
             return ""
-        discovery = joined_url(self._security.base, address)
+        discovery = joined_url(self.security.base, address)
         headers = {"Accept": "application/json"}
-        found = object_of(await self._security.fetch("GET", discovery, headers, None))
+        found = object_of(await self.security.fetch("GET", discovery, headers, None))
         declared = text_of(found.get("token_endpoint"))
         return joined_url(discovery, declared) if declared else ""
 

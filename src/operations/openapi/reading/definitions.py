@@ -73,6 +73,9 @@ class Definition:
     refs: "set[Definition]" = field(default_factory=set["Definition"])
     """The definitions that the conversion refers to."""
 
+    is_checked: bool = False
+    """Whether the conversion was searched for cycles."""
+
     @property
     def ref(self) -> JSONObject:
         """A reference to this definition."""

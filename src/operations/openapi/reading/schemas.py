@@ -39,7 +39,6 @@ from operations.openapi.reading.keywords import (
     repair_enum,
     with_null,
 )
-from operations.openapi.reading.references import References
 from operations.openapi.reading.subtypes import UNIONS
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import APPLIED, VARIANTS, subschemas
@@ -337,10 +336,6 @@ def _on_cycles(edges: dict[Definition, set[Definition]]) -> list[Definition]:
 class SchemaConverter(Definitions):
     """Converts the schemas of one document."""
 
-    def __init__(self, references: References, *, ref_siblings: bool) -> None:
-        super().__init__(references, ref_siblings=ref_siblings)
-        self._without_cycle: set[Definition] = set()
-
     def draft(self, direction: Direction) -> SchemaDraft:
         """Return an empty document, to which several schemas can be added."""
         return SchemaDraft(self, direction)
@@ -359,7 +354,7 @@ class SchemaConverter(Definitions):
         Args:
             definitions: Converted definitions, with all definitions that they refer to.
         """
-        new = [each for each in definitions if each not in self._without_cycle]
+        new = [each for each in definitions if not each.is_checked]
         named = {f"#/$defs/{each.name}": each for each in new}
 
         edges = {
@@ -368,7 +363,8 @@ class SchemaConverter(Definitions):
         for each in _on_cycles(edges):
             _LOGGER.warning("A schema contains itself and allows any value: #%s", each.pointer)
             each.schema = True
-        self._without_cycle.update(new)
+        for each in new:
+            each.is_checked = True
 
     def _converted(self, definition: Definition) -> JSONSchema:
         pointer, target, direction = definition.pointer, definition.target, definition.direction
