@@ -9,8 +9,9 @@ Rule 2: the work ends when its client disconnects, unless the response is a stre
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import msgspec
@@ -40,48 +41,41 @@ _CANCEL_SECONDS: Final = 1
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(eq=False)
 class Exchange:
-    """A request and its response. For the SDK's handlers it is the `DispatchContext`.
+    """A request and its response. For the SDK's handlers it is the `DispatchContext`."""
 
-    Args:
-        state: The HTTP request.
-        request_id: The id of the JSON-RPC request.
-        session: The session, if there is one. Without a session, the client cannot be asked questions.
-        progress_token: The token of progress reports, if the client requested them.
-        streams: Whether the response may become a stream; otherwise messages before the result are dropped.
-        prefers_stream: Whether the response is a stream from the beginning.
-        stamp: The `_meta` of every result since 2026-07-28. With it, the status of an error depends on its code.
-    """
+    state: RequestState
+    """The HTTP request."""
 
-    def __init__(
-        self,
-        state: RequestState,
-        request_id: int | str,
-        session: Session | None = None,
-        progress_token: int | str | None = None,
-        *,
-        streams: bool,
-        prefers_stream: bool = False,
-        stamp: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self._state = state
-        self._session = session
-        self.streams = streams
-        """Whether messages can be sent before the result."""
+    request_id: int | str
+    """The id of the JSON-RPC request."""
 
-        self._prefers_stream = prefers_stream
-        self._progress_token = progress_token
-        self._stamp = stamp
-        self._status = 200
-        self._task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        self._stream: int | None = None
-        self._is_attached = False
-        self._is_cancelled = self._is_ended = False
-        self._lock: asyncio.Lock | None = None
-        self._stop_watch: Callable[[], object] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._pinging: asyncio.Task[None] | None = None
+    session: Session | None = None
+    """The session, if there is one. Without a session, the client cannot be asked questions."""
+
+    progress_token: int | str | None = None
+    """The token of progress reports, if the client requested them."""
+
+    streams: bool = field(kw_only=True)
+    """Whether the response may become a stream; otherwise messages before the result are dropped."""
+
+    prefers_stream: bool = field(default=False, kw_only=True)
+    """Whether the response is a stream from the beginning."""
+
+    stamp: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """The `_meta` of every result since 2026-07-28. With it, the status of an error depends on its code."""
+
+    _status: int = 200
+    _task: asyncio.Task[Any] = field(default_factory=cast("Any", asyncio.current_task))
+    _stream: int | None = None
+    _is_attached: bool = False
+    _is_cancelled: bool = False
+    _is_ended: bool = False
+    _lock: asyncio.Lock | None = None
+    _stop_watch: Callable[[], object] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _pinging: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------ serving
 
@@ -95,7 +89,7 @@ class Exchange:
             headers: The headers of the response.
             limited: The call, if its time limit is enforced here.
         """
-        state, session = self._state, self._session
+        state, session = self.state, self.session
         if limited is None:
             state.timeout.start(None, state.receive)
         else:
@@ -107,7 +101,7 @@ class Exchange:
         if session is not None:
             session.running[self.request_id] = self.cancel
         try:
-            if self._prefers_stream:
+            if self.prefers_stream:
                 async with self._writing():
                     await self._start()
             message = await self._outcome(work)
@@ -138,15 +132,15 @@ class Exchange:
                     await self._write_last(message)
                 await self._detach()
         finally:
-            if self._session is not None:
-                self._session.log.close_stream(stream)
+            if self.session is not None:
+                self.session.log.close_stream(stream)
 
     async def _write_last(self, message: bytes) -> None:
         try:
             await self._write(message)
         except CallError as error:
             # In a session, a client that reads too slowly can still fetch the result with a new request.
-            if self._session is None:
+            if self.session is None:
                 refused = ErrorData(code=INTERNAL_ERROR, message=error.message)
                 await self._write(self._failure(refused))
 
@@ -155,14 +149,14 @@ class Exchange:
         self._stop()
         message = self._message(limited.late_result())
         if self._stream is None:
-            await Reply(200, message, [JSON]).send(self._state.send)
+            await Reply(200, message, [JSON]).send(self.state.send)
         else:
             await self._end_stream(self._stream, message)
 
     def _message(self, result: JSONObject) -> bytes:
-        if self._stamp is not None:
+        if self.stamp is not None:
             noted = result.get("_meta")
-            result["_meta"] = self._stamp if noted is None else {**noted, **self._stamp}
+            result["_meta"] = self.stamp if noted is None else {**noted, **self.stamp}
         return _encode({"jsonrpc": "2.0", "id": self.request_id, "result": result})
 
     async def _outcome(self, work: Awaitable[JSONObject]) -> bytes:
@@ -176,7 +170,7 @@ class Exchange:
             error = modern_error_data(failure)
         else:
             return self._message(result)
-        if self._stamp is not None:
+        if self.stamp is not None:
             self._status = ERROR_CODE_HTTP_STATUS.get(error.code, 200)
         return self._failure(error)
 
@@ -187,20 +181,20 @@ class Exchange:
     def cancel(self) -> None:
         """End the work, and respond that it was cancelled."""
         if not self._is_cancelled:
-            self._is_cancelled = self._state.is_withdrawn = True
+            self._is_cancelled = self.state.is_withdrawn = True
             self._task.cancel()
 
     def end(self) -> None:
         """End the work and the stream without a response."""
         if not self._is_ended:
-            self._is_ended = self._state.is_withdrawn = True
+            self._is_ended = self.state.is_withdrawn = True
             self._task.cancel()
 
     # ------------------------------------------------------------ the stream
 
     async def _start(self) -> None:
         """Turn the response into a stream."""
-        state, session = self._state, self._session
+        state, session = self.state, self.session
         headers = list(EVENT_STREAM)
         self._stream = 0
         if session is not None:
@@ -233,18 +227,18 @@ class Exchange:
             await self._write(message)
 
     async def _write(self, message: bytes) -> None:
-        log = None if self._session is None else self._session.log
+        log = None if self.session is None else self.session.log
         await self._send(event(message) if log is None else log.add(self._stream or 0, message))
 
     async def _send(self, frame: bytes) -> None:
         if self._is_attached:
-            await self._state.send_part(frame)
+            await self.state.send_part(frame)
 
     async def _detach(self) -> None:
         """End the HTTP response."""
         if self._is_attached:
             self._is_attached = False
-            await self._state.send({"type": "http.response.body", "body": b""})
+            await self.state.send({"type": "http.response.body", "body": b""})
 
     async def release(self) -> None:
         """End the HTTP response while the work continues: the client resumes the stream with a new request."""
@@ -256,7 +250,7 @@ class Exchange:
     @property
     def can_release(self) -> bool:
         """Whether the client can resume the stream."""
-        return self.streams and self._session is not None and self._session.can_resume
+        return self.streams and self.session is not None and self.session.can_resume
 
     def _ping_later(self) -> None:
         if self.streams:
@@ -286,13 +280,13 @@ class Exchange:
     @property
     def can_send_request(self) -> bool:
         """Whether the client can be asked."""
-        return self.streams and self._session is not None
+        return self.streams and self.session is not None
 
     @property
     def message_metadata(self) -> ServerMessageMetadata:
         """The HTTP request, and the function that releases its response."""
         return ServerMessageMetadata(
-            request_context=Request(self._state.scope, self._state.receive),
+            request_context=Request(self.state.scope, self.state.receive),
             close_sse_stream=self.release if self.can_release else None,
             can_send_request=self.can_send_request,
         )
@@ -313,9 +307,9 @@ class Exchange:
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
         """Report progress, if the client requested it."""
-        if self._progress_token is None:
+        if self.progress_token is None:
             return
-        params: JSONObject = {"progressToken": self._progress_token, "progress": progress}
+        params: JSONObject = {"progressToken": self.progress_token, "progress": progress}
         if total is not None:
             params["total"] = total
         if message is not None:
@@ -331,7 +325,7 @@ class Exchange:
             MCPError: If the client responds with an error.
             NoBackChannelError: If the client cannot be asked.
         """
-        session = self._session
+        session = self.session
         if session is None or not self.streams:
             raise NoBackChannelError(method)
         number, answer = session.ask()
