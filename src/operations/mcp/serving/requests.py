@@ -179,14 +179,14 @@ class ModernTransport:
 
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Serve one request; return the response unless it was sent as a stream."""
-        plain = self._find(state, body) if self._lean else None
-        if plain is not None:
-            return await self._plain(state, plain, body)
         is_stream = state.headers.get(b"mcp-method") == LISTEN
         streams = self._streams or is_stream
         rejected = rejection(state, (b"POST",), streams=streams)
         if rejected is not None:
             return rejected
+        plain = self._find(state, body) if self._lean else None
+        if plain is not None:
+            return await self._plain(state, plain, body)
         message = decode_message(body, state.front.limits.values)
         if isinstance(message, Reply):
             return message
@@ -232,13 +232,33 @@ class ModernTransport:
         return await serve_one(self._server, exchange, method, params, **options)
 
     def _find(self, state: RequestState, body: bytes) -> PlainRequest | None:
-        """Return the plain request in a POST, if there is one."""
-        version = state.headers.get(VERSION, b"").decode("latin-1")
-        if version not in MODERN_PROTOCOL_VERSIONS or not _is_routable(state):
+        """Return the plain request in a POST whose headers match it, if there is one."""
+        headers, request = state.headers, decode_plain(body)
+        version = headers.get(VERSION, b"").decode("latin-1")
+        if (
+            request is None
+            or version not in MODERN_PROTOCOL_VERSIONS
+            or len(headers) != len(state.scope["headers"])
+            or b"mcp-session-id" in headers
+            or any(name.startswith(b"mcp-param-") for name in headers)
+            or headers.get(b"mcp-method") != request.method.encode()
+        ):
             return None
-        request = decode_plain(body)
-        is_plain = request is not None and self._is_plain(request, state.headers, version)
-        return request if is_plain else None
+        params, meta = request.params, request.params.meta
+        if (
+            params.request_state is not None
+            or params.input_responses is not None
+            or meta.progress is not None
+            or meta.level is not None
+            or meta.version != version
+            or meta.capabilities is None
+        ):
+            return None
+        if request.method == "tools/list":
+            return request
+        tool = self._service.catalog.tools.get(params.name or "")
+        is_named = tool is not None and headers.get(b"mcp-name") == tool.name.encode()
+        return None if tool is None or tool.mirrors_headers or not is_named else request
 
     async def _plain(self, state: RequestState, request: PlainRequest, body: bytes) -> Reply | None:
         """Serve a plain request without the SDK's models."""
@@ -253,28 +273,6 @@ class ModernTransport:
             what = (SILENT, "tools/call", NOTHING, params.name, params.arguments or {})
             return await exchange.serve(service.run_interactive(caller, service.call_tool, *what))
         return await serve_plain(service, state, request, exchange, caller, SILENT)
-
-    def _is_plain(self, request: PlainRequest, headers: dict[bytes, bytes], version: str) -> bool:
-        params = request.params
-        meta = params.meta
-        if (
-            params.request_state is not None
-            or params.input_responses is not None
-            or meta.progress is not None
-            or meta.level is not None
-            or meta.version != version
-            or meta.capabilities is None
-            or headers.get(b"mcp-method") != request.method.encode()
-        ):
-            return False
-        if request.method == "tools/list":
-            return True
-        tool = self._service.catalog.tools.get(params.name or "")
-        return (
-            tool is not None
-            and not tool.mirrors_headers
-            and headers.get(b"mcp-name") == tool.name.encode()
-        )
 
 
 def _accept(verdict: VerdictT | InboundLadderRejection) -> VerdictT:
@@ -304,21 +302,6 @@ def serve_plain(
     limited = service.limited_call(caller, state, name)
     call = service.call_tool(caller, name, params.arguments or {}, channel, limited)
     return exchange.serve(call, limited=limited)
-
-
-def _is_routable(state: RequestState) -> bool:
-    """Return whether the headers are those of a plain request, without repetitions."""
-    headers = state.headers
-    accept = headers.get(b"accept", b"")
-    if (
-        len(headers) != len(state.scope["headers"])
-        or b"mcp-session-id" in headers
-        or not headers.get(b"content-type", b"").startswith(b"application/json")
-        or b"application/json" not in accept
-        or b"text/event-stream" not in accept
-    ):
-        return False
-    return not any(name.startswith(b"mcp-param-") for name in headers)
 
 
 # ------------------------------------------------------------ headers and messages
