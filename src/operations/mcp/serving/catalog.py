@@ -34,13 +34,12 @@ Rule 6: a template claims every URI that begins with the text before its first v
 
 import logging
 import re
-from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import mcp_types as types
-import msgspec
 from mcp import MCPError
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from msgspec import to_builtins
@@ -488,41 +487,21 @@ ItemT = TypeVar("ItemT")
 def page_of(
     items: Sequence[ItemT], cursor: str | None, size: int
 ) -> tuple[Sequence[ItemT], str | None]:
-    """Return the items of one page, and the cursor of the next page: its position and the item before it.
+    """Return the items after the one that the cursor names, and the cursor of the next page.
 
     Raises:
-        MCPError: If the cursor is not valid any more.
+        MCPError: If there is no such item: it was removed, or the cursor is not valid.
     """
-    start = 0 if cursor is None else _page_start(cursor, items)
+    start = 0
+    if cursor is not None:
+        start = next((at for at, item in enumerate(items, 1) if _cursor(item) == cursor), 0)
+        if not start:
+            message = "Invalid cursor: the list has changed; list again from the beginning"
+            raise MCPError(types.INVALID_PARAMS, message)
     end = start + size
-    if end >= len(items):
-        return items[start:], None
-    place = msgspec.json.encode([end, _list_key(items[end - 1])])
-    return items[start:end], urlsafe_b64encode(place).decode()
+    return items[start:end], _cursor(items[end - 1]) if end < len(items) else None
 
 
-def _page_start(cursor: str, items: Sequence[Any]) -> int:
-    """Return the start of a page: after the last item of the previous page, which may have moved.
-
-    Raises:
-        MCPError: If the item was removed, or the cursor is not valid.
-    """
-    try:
-        start, last = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str])
-    except ValueError:
-        raise MCPError(
-            types.INVALID_PARAMS, "Invalid cursor: list again from the beginning"
-        ) from None
-    if 0 < start <= len(items) and _list_key(items[start - 1]) == last:
-        return start
-    for position, item in enumerate(items, 1):
-        if _list_key(item) == last:
-            return position
-    raise MCPError(
-        types.INVALID_PARAMS, "Invalid cursor: the list has changed; list again from the beginning"
-    )
-
-
-def _list_key(item: Any) -> str:
-    """Return the key of an item of a list: its URI, or its operation."""
-    return getattr(item, "uri", "") or item.spec.id
+def _cursor(item: Any) -> str:
+    """Return the cursor of the page after an item: its operation and, if it is a resource, its URI."""
+    return f"{item.spec.id} {getattr(item, 'uri', '')}"
