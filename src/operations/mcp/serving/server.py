@@ -167,40 +167,36 @@ class RegistryServer(Server[None]):
         return handle
 
     def _interactive(self, method: Callable[..., Awaitable[JSONObject]], *fields: str) -> Any:
-        """Return the handler that runs a method of the service with these fields of the parameters."""
+        """Return the handler that runs a method of the service with these fields of the parameters.
+
+        Questions are sent in the form of the client's protocol revision.
+        """
 
         async def handle(request: RequestContext, params: Any) -> JSONObject:
             given = [getattr(params, field) for field in fields]
             what: list[Any] = [{} if each is None else each for each in given]
-            return await self._run_interactive(request, method, *what)
+            caller = self._caller(request)
+            try:
+                # Over HTTP, the pipeline has admitted it.
+                is_admitted = request.request is not None
+                slot = nullcontext() if is_admitted else caller.front.admit(caller.key)
+            except CallError as error:
+                raise MCPError(types.INTERNAL_ERROR, error.message, error.to_wire()) from None
+            with slot:
+                channel = channel_for(
+                    outbound_of(request),
+                    connection_of(request),
+                    caller.capabilities,
+                    request.meta,
+                    request.close_sse_stream,
+                )
+                if not caller.modern:
+                    return await method(caller, *what, channel)
+                return await self.service.run_interactive(
+                    caller, method, channel, request.method, request.params or {}, *what
+                )
 
         return handle
-
-    async def _run_interactive(
-        self, request: RequestContext, method: Callable[..., Awaitable[JSONObject]], *what: Any
-    ) -> JSONObject:
-        """Run a method of the service, and send its questions in the form of the client's protocol revision."""
-        caller = self._caller(request)
-        try:
-            # Over HTTP, the pipeline has admitted it.
-            is_admitted = request.request is not None
-            slot = nullcontext() if is_admitted else caller.front.admit(caller.key)
-        except CallError as error:
-            raise MCPError(types.INTERNAL_ERROR, error.message, error.to_wire()) from None
-        with slot:
-            channel = channel_for(
-                outbound_of(request),
-                connection_of(request),
-                caller.capabilities,
-                request.meta,
-                request.close_sse_stream,
-            )
-            if not caller.modern:
-                return await method(caller, *what, channel)
-            params = request.params or {}
-            return await self.service.run_interactive(
-                caller, method, channel, request.method, params, *what
-            )
 
     async def _complete(
         self, request: RequestContext, params: types.CompleteRequestParams
