@@ -136,7 +136,7 @@ async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> Async
         if (auth is None or isinstance(auth, _Bearer)) and not httpx2.URL(url).userinfo:
             token = None if auth is None else auth.token
             client.plain = PlainCalls(config, redactor, token, client)
-            await resources.enter_async_context(client.plain)
+            resources.push_async_callback(client.plain.aclose)
         await resources.enter_async_context(client)
         incoming, outgoing = await resources.enter_async_context(
             streamable_http_client(

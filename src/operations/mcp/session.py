@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import aiohttp
 import httpx2
@@ -122,39 +122,33 @@ class PlainCalls:
             "content-type": "application/json",
             "accept-encoding": "identity",
         }
-        self._read_seconds = max(READ_SECONDS, config.timeout or 0)
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=IDLE_SECONDS,
+                # The certificates that the SDK's client trusts.
+                ssl=tls_context() if self._url.lower().startswith("https") else True,
+            ),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=CONNECT_SECONDS,
+                sock_read=max(READ_SECONDS, config.timeout or 0),
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
         self._ids = count(_FIRST_ID)
-        self._http: aiohttp.ClientSession | None = None
         self._streams: dict[str, OpenStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
         self.session_id: str | None = None
         """The id of the session, from the server's response to the handshake."""
 
-    async def __aenter__(self) -> Self:
-        """Open the connections."""
-        is_secure = self._url.lower().startswith("https")
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                keepalive_timeout=IDLE_SECONDS,
-                # The certificates that the SDK's client trusts.
-                ssl=tls_context() if is_secure else True,
-            ),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=self._read_seconds
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
         for ending in self._ending:
             ending.cancel()
-        if self._http is not None:
-            await self._http.close()
+        await self._http.close()
 
     @property
     def is_usable(self) -> bool:
@@ -162,7 +156,7 @@ class PlainCalls:
 
         Servers that set cookies may need them in later requests.
         """
-        return self._http is not None and not self._client.cookies
+        return not self._client.cookies
 
     def next_id(self) -> int:
         """Return the id of a new request."""
@@ -206,8 +200,9 @@ class PlainCalls:
     async def _exchange(
         self, request_id: int, body: bytes, headers: dict[str, str]
     ) -> JSONObject | OpenStream:
-        http = cast("aiohttp.ClientSession", self._http)
-        response = await http.post(self._url, data=body, headers=headers, allow_redirects=False)
+        response = await self._http.post(
+            self._url, data=body, headers=headers, allow_redirects=False
+        )
         fail_if_closed(response, aiohttp.ClientPayloadError())
         keeps = False
         try:
