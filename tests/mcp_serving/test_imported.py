@@ -15,6 +15,7 @@ from tests.mcp_serving.support import ERAS
 
 from operations import AccessControl, Identity, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.mcp.serving import server as serving_server
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 
@@ -302,3 +303,18 @@ async def test_a_malformed_field_is_dropped_alone(wrong: dict[str, Any]) -> None
             tools = (await client.list_tools()).tools
 
     assert len(tools) == 2
+
+
+@pytest.mark.requirement("R58")
+async def test_the_number_of_streams_of_changes_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving_server, "MAX_WATCHED", 2)
+    one = server("one", resources=("note://a",))
+    async with hub(one) as client, AsyncExitStack() as streams:
+        for _ in range(2):
+            stream = client.listen(resource_subscriptions=["note://a"])
+            await streams.enter_async_context(stream)
+        with pytest.raises(MCPError, match="limit"):
+            async with client.listen(resource_subscriptions=["note://a"]):
+                pass

@@ -6,8 +6,9 @@ Rule 1: a subscription to an imported resource runs as the caller that requested
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast
 
 import anyio
 import mcp_types as types
@@ -45,7 +46,8 @@ from operations.types import JSONObject, options_of
 RequestContext = ServerRequestContext[Any, Any]
 
 _WATCHED = "operations.watched"
-_MAX_WATCHED = 1_000
+MAX_WATCHED = 1_000
+"""The largest number of subscribed resources of one client, and of streams of changes of one server."""
 
 _EVENTS: dict[str, subscriptions.ServerEvent] = {
     "tools": subscriptions.ToolsListChanged(),
@@ -74,8 +76,8 @@ class RegistryServer(Server[None]):
             expose_errors=settings.expose_errors,
             scopes_supported=settings.scopes_supported,
         )
-        self._bus = subscriptions.InMemorySubscriptionBus()
-        self._listen = subscriptions.ListenHandler(self._bus)
+        self._bus = _Bus()
+        self._listen = subscriptions.ListenHandler(self._bus, max_subscriptions=MAX_WATCHED)
         self._connections: set[Connection] = set()
         self._announced = self.service.catalog
         self._transports = 0
@@ -226,7 +228,7 @@ class RegistryServer(Server[None]):
         watched = _watched(connection)
         if params.uri in watched:
             return types.EmptyResult()
-        if len(watched) >= _MAX_WATCHED:
+        if len(watched) >= MAX_WATCHED:
             raise MCPError(types.INVALID_PARAMS, "too many subscriptions")
         watched[params.uri] = None
         report = partial(connection.send_resource_updated, params.uri)
@@ -254,36 +256,24 @@ class RegistryServer(Server[None]):
         self, request: RequestContext, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         """Return a stream of changes to the operations that the caller may see."""
-        caller = self._caller(request)
-        wanted = params.notifications
+        caller, wanted = self._caller(request), params.notifications
+        readable: dict[str, tuple[Resource, JSONObject]] = {}
         if wanted.resource_subscriptions:
-            readable: dict[str, tuple[Resource, JSONObject]] = {}
             for uri in wanted.resource_subscriptions:
                 with suppress(MCPError):
                     readable[uri] = self.service.find_resource(caller, uri)
             wanted = wanted.model_copy(update={"resource_subscriptions": list(readable)})
             params = params.model_copy(update={"notifications": wanted})
-            if any(resource.source is not None for resource, _ in readable.values()):
-                return await self._listen_elsewhere(request, params, caller, readable)
-        return await self._listen(request, params)
-
-    async def _listen_elsewhere(
-        self,
-        request: RequestContext,
-        params: types.SubscriptionsListenRequestParams,
-        caller: MCPCaller,
-        readable: Mapping[str, tuple[Resource, JSONObject]],
-    ) -> types.SubscriptionsListenResult:
-        """Serve a stream of changes that includes changes of imported resources."""
-        bus, tasks = JoinedBus(self._bus), list[asyncio.Task[None]]()
+        listeners, tasks = list[Listener](), list[asyncio.Task[None]]()
+        _listeners.set(listeners)
         try:
-            for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
-                report = partial(bus.publish, subscriptions.ResourceUpdated(uri=uri))
+            for uri, (resource, value) in tuple(readable.items())[:MAX_WATCHED]:
+                report = partial(_report, listeners, subscriptions.ResourceUpdated(uri=uri))
                 # A resource without support for subscriptions is skipped.
                 with suppress(MCPError):
                     task = await follow(self.service, resource, value, caller, report)
                     tasks += [] if task is None else [task]
-            return await subscriptions.ListenHandler(bus)(request, params)
+            return await self._listen(request, params)
         finally:
             for task in tasks:
                 task.cancel()
@@ -395,24 +385,24 @@ def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> Registry
 # ------------------------------------------------------------ changes of imported resources
 
 
-class JoinedBus(subscriptions.InMemorySubscriptionBus):
-    """Combines the events of one listener with those of a shared bus."""
+Listener: TypeAlias = Callable[[subscriptions.ServerEvent], None]
 
-    def __init__(self, shared: subscriptions.InMemorySubscriptionBus) -> None:
-        super().__init__()
-        self._shared = shared
+_listeners: ContextVar[list[Listener]] = ContextVar("operations_mcp_listeners")
+"""The listeners of the current request, which alone receive the changes of imported resources."""
 
-    def subscribe(
-        self, listener: Callable[[subscriptions.ServerEvent], None]
-    ) -> Callable[[], None]:
-        """Register a listener with both; return the function that removes it."""
-        leave_own, leave_shared = super().subscribe(listener), self._shared.subscribe(listener)
 
-        def leave() -> None:
-            leave_own()
-            leave_shared()
+class _Bus(subscriptions.InMemorySubscriptionBus):
+    """The events for all listeners."""
 
-        return leave
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Register a listener, also as a listener of the current request; return the function that removes it."""
+        _listeners.get().append(listener)
+        return super().subscribe(listener)
+
+
+async def _report(listeners: list[Listener], event: subscriptions.ServerEvent) -> None:
+    for listener in listeners:
+        listener(event)
 
 
 async def follow(
