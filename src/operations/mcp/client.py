@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -28,7 +29,6 @@ from operations.mcp.catalog import ServerCatalog
 from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, LiveConnection, Retries
 from operations.mcp.failures import Failure, read_failure
-from operations.mcp.http import sending_for
 from operations.mcp.interaction import CallInFlight, CallsInFlight, is_known, own_config
 from operations.mcp.listing import ResourceWatches, ServerInfo, list_entries, list_everything
 from operations.mcp.session import OnProgress, RelaySession
@@ -333,12 +333,8 @@ class MCPClient:
                 error.begun = retries.begun
                 raise
             try:
-                with sending_for(context):
-                    result = await session.relay(
-                        method,
-                        with_caller_meta(params, context, modern=session.is_modern),
-                        _progress(call),
-                    )
+                sent = with_caller_meta(params, context, modern=session.is_modern)
+                result = await session.relay(method, sent, _progress(call))
             except Exception as error:  # noqa: BLE001 - any error of the SDK is a failure of the call
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
@@ -358,7 +354,8 @@ class MCPClient:
             return False
         retries.has_refreshed = True
         with suppress(MCPError):
-            await self._take(session)
+            # Without the context of the call, so that its caller's token is not used.
+            await asyncio.create_task(self._take(session), context=Context())
             return True
         return False
 

@@ -11,15 +11,8 @@ import inspect
 import logging
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeAlias, cast
 
 import anyio
@@ -38,10 +31,11 @@ from operations._hosts import TrustedHosts, enforce_public, is_public, not_publi
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
 from operations.caller_tokens import TokenFunction
-from operations.context import NO_CALL, OperationContext
+from operations.context import NO_CALL
 from operations.errors import CallError
 from operations.front.public_errors import Redactor
 from operations.mcp import failures
+from operations.mcp.interaction import tied
 from operations.mcp.oauth import TokenStore, stored_login
 from operations.mcp.repairs import Repairs
 from operations.mcp.session import (
@@ -447,20 +441,6 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
     return _Bearer(cast("str | TokenFunction", auth))
 
 
-_context: ContextVar[OperationContext] = ContextVar("operations_mcp_call")
-"""The call that a request belongs to; the SDK passes the context variable to the sending task."""
-
-
-@contextmanager
-def sending_for(context: OperationContext) -> Generator[None]:
-    """Pass `context` to token functions within this block."""
-    token = _context.set(context)
-    try:
-        yield
-    finally:
-        _context.reset(token)
-
-
 class _Bearer(httpx2.Auth):
     """A fixed token, or a function that returns a token for each request."""
 
@@ -474,9 +454,10 @@ class _Bearer(httpx2.Auth):
             MCPError: If there is no token for the caller, or the function fails.
         """
         token: Any = self._token
+        call = tied.get()
         try:
             if callable(token):
-                token = token(_context.get(NO_CALL))
+                token = token(NO_CALL if call is None else call.context)
             if inspect.isawaitable(token):
                 token = await token
         except CallError as error:

@@ -87,7 +87,7 @@ _SETTLE_SECONDS: Final = 1.0
 _OWN_IDLE_SECONDS = 300.0
 """Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` is set."""
 
-_tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
+tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
 """The call of a request; transports pass it to the tasks that handle messages on its stream."""
 
 
@@ -251,19 +251,19 @@ class CallsInFlight:
     def enter(self, call: CallInFlight) -> Generator[None]:
         """Register a running call for the duration of this block; messages on its stream belong to it."""
         self._calls[call] = None
-        token = _tied.set(call)
+        token = tied.set(call)
         try:
             yield
         finally:
-            _tied.reset(token)
+            tied.reset(token)
             del self._calls[call]
             call.end()
 
     def addressee(self) -> CallInFlight | None:
         """Return the call that the current message belongs to; None if it belongs to no caller."""
-        tied = _tied.get()
-        if tied is not None:
-            return tied if tied in self._calls else None
+        call = tied.get()
+        if call is not None:
+            return call if call in self._calls else None
         if len({call.caller for call in self._calls}) != 1:
             return None
         return next(reversed(self._calls))
