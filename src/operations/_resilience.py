@@ -515,6 +515,17 @@ def reason_of(error: OSError) -> str:
     return str(error) if error.errno is None else os.strerror(error.errno)
 
 
+def abort_connection(response: Any) -> None:
+    """Close the connection of an unfinished aiohttp response at once.
+
+    Otherwise asyncio waits up to 30 seconds for the other side to end TLS. Meanwhile a proxy such as nginx or HAProxy
+    does not notice that the client has gone, and the server behind it continues its work.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+
+
 def fail_if_closed(response: Any, error: Exception) -> None:
     """Let the reader of an aiohttp response fail with `error` if the connection closes before the body is complete.
 

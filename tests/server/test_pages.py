@@ -149,6 +149,18 @@ async def test_without_other_parts_their_paths_are_empty() -> None:
         assert (await client.get(target)).status == 404
 
 
+@pytest.mark.parametrize("console", [True, False])
+async def test_a_request_without_a_handshake_at_the_path_of_the_websocket_gets_426(
+    console: bool,
+) -> None:
+    client, _ = serving(websocket=True, console=console)
+
+    response = await client.get("/ws")
+
+    assert (response.status, response.headers["upgrade"]) == (426, "websocket")
+    assert "proxy must use HTTP/1.1 and pass on the headers Upgrade" in response.json["message"]
+
+
 @pytest.mark.requirement("R07")
 @pytest.mark.parametrize("console", [True, False])
 async def test_a_wrong_credential_is_rejected_at_every_path_but_the_console(console: bool) -> None:

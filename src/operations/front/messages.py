@@ -148,9 +148,10 @@ SAFE: Final[tuple[Header, ...]] = (
 
 EVENT_STREAM: Final[tuple[Header, ...]] = (
     (b"content-type", b"text/event-stream"),
-    # Proxies must not buffer events.
+    # Proxies must neither buffer events nor compress them: HAProxy would send the end of each one with the next.
     (b"x-accel-buffering", b"no"),
-    *SAFE,
+    (b"cache-control", b"no-store, no-transform"),
+    *SAFE[1:],
 )
 
 _MAX_META: Final = 7 * 1024

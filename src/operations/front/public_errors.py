@@ -90,6 +90,16 @@ def wrong_method(allowed: Sequence[str]) -> RequestError:
     )
 
 
+def upgrade_required() -> RequestError:
+    """Return the error for a request without a handshake at the path of a WebSocket."""
+    return RequestError(
+        426,
+        ErrorCode.VALIDATION_ERROR,
+        "Connect with a WebSocket here. A proxy must use HTTP/1.1 and pass on the headers Upgrade and Connection",
+        headers=[(b"upgrade", b"websocket"), (b"connection", b"upgrade")],
+    )
+
+
 def not_found() -> RequestError:
     """Return the error for a path that is not served to this caller."""
     return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing at this path")

@@ -35,7 +35,7 @@ from operations._json import (
     JSONValueError,
 )
 from operations._mcp_config import MCPClientConfig
-from operations._resilience import IDLE_SECONDS, fail_if_closed, reason_of
+from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import answered_id, refusal, sealed
 from operations.mcp.sdk import Dispatcher, NegotiatingSession
@@ -70,6 +70,12 @@ EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 
 _encode = msgspec.json.Encoder().encode
+
+
+class _Response(aiohttp.ClientResponse):
+    def close(self) -> None:
+        abort_connection(self)
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ class PlainCalls:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
+            response_class=_Response,
         )
         self._ids = count(_FIRST_ID)
         self._streams: dict[str, OpenStream] = {}

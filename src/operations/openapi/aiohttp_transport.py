@@ -9,7 +9,7 @@ from io import BytesIO
 from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
-from operations._resilience import IDLE_SECONDS, fail_if_closed, reason_of
+from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.files import StreamedBody
 from operations.openapi.transport import REPEATABLE, HTTPRequest, HTTPResponse, TLSFiles
@@ -110,6 +110,7 @@ class AiohttpTransport:
                 auto_decompress=False,
                 trust_env=False,
                 timeout=_NO_TIMEOUT,
+                response_class=_Response,
                 max_line_size=_LONGEST_HEADER,
                 max_field_size=_LONGEST_HEADER,
                 middlewares=(_sent_once,),
@@ -121,6 +122,12 @@ class AiohttpTransport:
         if request.public_only or _is_direct(url, self._proxies.get("no", "")):
             return None
         return self._proxies.get(url.scheme) or self._proxies.get("all")
+
+
+class _Response(aiohttp.ClientResponse):
+    def close(self) -> None:
+        abort_connection(self)
+        super().close()
 
 
 class _LostError(aiohttp.ClientError):

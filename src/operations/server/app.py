@@ -29,6 +29,7 @@ from operations.registry import OperationRegistry
 from operations.server.console import ASSETS, console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import (
+    WEBSOCKET_ROUTES,
     OperationPaths,
     Selected,
     http_mount,
@@ -80,7 +81,8 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             yield
             readiness.is_up = False
 
-    routes: list[BaseRoute] = [route_table(pipeline, {**GATEWAY_ROUTES, **pages.routes})]
+    fixed = {**GATEWAY_ROUTES, **pages.routes, **({} if websocket is None else WEBSOCKET_ROUTES)}
+    routes: list[BaseRoute] = [route_table(pipeline, fixed)]
     if mcp is not None:
         routes.append(http_mount("/mcp", mcp, pipeline))
     routes.append(socket_mount("/ws", websocket, pipeline))

@@ -44,6 +44,7 @@ from operations.front.messages import (
 from operations.front.public_errors import (
     malformed,
     not_found,
+    upgrade_required,
     wrong_method,
 )
 from operations.openapi.exporting import has_path
@@ -147,6 +148,14 @@ def http_mount(path: str, app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
 
     paths = (path, path + "/")
     return Selected(lambda scope: is_http(scope) and route_path(scope) in paths, serve)
+
+
+async def _require_upgrade(_: RequestState) -> Reply:
+    raise upgrade_required()
+
+
+WEBSOCKET_ROUTES = {"/ws": Route(methods=("GET",), endpoint=_require_upgrade)}
+"""Requests without a handshake at the path of the WebSocket."""
 
 
 def socket_mount(path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> BaseRoute:

@@ -130,6 +130,8 @@ def _hint(error: BaseException) -> str:
     status = error.response.status_code
     if status == 421:
         return ": add the name in the address to allowed_hosts of the server"
+    if status == 426:
+        return ": the proxy in front of the server must use HTTP/1.1 and pass on the headers Upgrade and Connection"
     if status in _REFUSALS:
         return ": check the credentials and the path (`operations serve` listens at /ws)"
     return ""
