@@ -8,6 +8,7 @@
     ├── TransportError        a broker or a socket cannot be reached
     │   └── NotSentError          ... and the message certainly was not delivered
     │       ├── NoReceiverError       because no worker or subscriber receives it
+    │       ├── NotPermittedError     because the permissions of the broker do not allow it
     │       ├── QueueFullError        because its queue is full
     │       └── TooLargeError         because it exceeds a size limit
     └── MissingExtraError     a feature needs an extra that is not installed (also an ImportError)
@@ -160,6 +161,10 @@ class NotSentError(TransportError):
 
 class NoReceiverError(NotSentError):
     """A message was not delivered because no worker or subscriber receives it."""
+
+
+class NotPermittedError(NotSentError):
+    """A message was not delivered because the permissions of the broker do not allow it."""
 
 
 class QueueFullError(NotSentError):

@@ -196,6 +196,75 @@ async def test_a_caller_with_the_wrong_name_gets_an_error_at_once(
     assert re.search(rf"operations[.:]box[.:]{name}[.:]", str(caught.value))
 
 
+MISSING = [
+    ("nats", '"operations.queue.*.alice", ', 'publish to "operations.queue.operations.alice"'),
+    ("redis", " (~operations:queue:*:alice +evalsha +xadd +xdel +xlen +xrange)", "EVALSHA for "),
+    ("redis", " +pubsub|numsub", "PUBSUB NUMSUB for operations:queue:operations:alice"),
+    ("redis", " (~operations:seen:alice:* +set)", "SET for operations:queue:operations:alice"),
+]
+"""A part of Alice's permissions for requests, and how the error names it."""
+
+MISSING_TO_LISTEN = [
+    ("nats", ', "operations.topic.*.callers"', "subscription to .operations.topic.operations.call"),
+    ("redis", " +xread", "XREAD"),
+    ("redis", " &operations:topic:*", "SUBSCRIBE operations:topic:operations.callers"),
+]
+"""The same for the replies to requests and the announcements of workers."""
+
+
+@asynccontextmanager
+async def lacking(scheme: str, permission: str, folder: Path) -> AsyncGenerator[Broker]:
+    """A broker with the permissions of a recipe, except one of Alice, and a worker."""
+    recipe = (RECIPES / ("nats.conf" if scheme == "nats" else "redis.acl")).read_text("utf-8")
+    assert permission in recipe
+    changed = recipe.replace(permission, "", 1)
+    broker: Broker = NatsServer(config=changed)
+    if scheme != "nats":
+        (folder / "acl").write_text(changed)
+        broker = RedisServer("--aclfile", str(folder / "acl"), program=SERVERS[scheme])
+    with running(broker):
+        async with connect(broker, "worker") as target, serve_calls(build_registry(), target):
+            yield broker
+
+
+def on_servers(cases: list[tuple[str, str, str]]) -> pytest.MarkDecorator:
+    marks = {str(each.values[0]): each.marks for each in KINDS}
+    listed = [
+        pytest.param(scheme, permission, named, marks=marks.get(scheme, ()))
+        for of, permission, named in cases
+        for scheme in (SERVERS if of == "redis" else ["nats"])
+    ]
+    return pytest.mark.parametrize(("scheme", "permission", "named"), listed)
+
+
+@on_servers(MISSING)
+async def test_a_request_that_is_not_permitted_fails_at_once_and_names_the_permission(
+    scheme: str, permission: str, named: str, tmp_path: Path
+) -> None:
+    async with (
+        lacking(scheme, permission, tmp_path) as broker,
+        connect(broker, "alice") as target,
+        PendingRequestMap(target) as alice,
+    ):
+        for _ in range(2):
+            with anyio.fail_after(10), pytest.raises(CallError) as caught:
+                await alice.call("math.add", {"a": 1, "b": 2}, timeout=60)
+            assert caught.value.code == "UNAVAILABLE"
+            assert not caught.value.retryable
+            assert named in caught.value.message
+            assert "add the missing permission" in caught.value.message
+
+
+@on_servers(MISSING_TO_LISTEN)
+async def test_a_caller_that_may_not_listen_fails_at_once_and_names_the_permission(
+    scheme: str, permission: str, named: str, tmp_path: Path
+) -> None:
+    async with lacking(scheme, permission, tmp_path) as broker, connect(broker, "alice") as target:
+        with anyio.fail_after(10), pytest.raises(TransportError, match=named):
+            async with PendingRequestMap(target):
+                pass
+
+
 @on_redis
 async def test_a_client_that_no_worker_lists_gets_an_error(scheme: str, tmp_path: Path) -> None:
     async with guarded(scheme, tmp_path / "log", {"clients": ["bob"]}) as guard:

@@ -44,6 +44,7 @@ from operations.errors import (
     CallError,
     ErrorCode,
     NoReceiverError,
+    NotPermittedError,
     NotSentError,
     QueueFullError,
     TooLargeError,
@@ -273,7 +274,10 @@ class CallSender(ABC):
             code = ErrorCode.RESOURCE_EXHAUSTED
             raise CallError(code, str(error), retryable=True, begun=False) from error
         if isinstance(error, NotSentError):
-            raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
+            can_change = not isinstance(error, NotPermittedError)
+            raise CallError(
+                ErrorCode.UNAVAILABLE, str(error), retryable=can_change, begun=False
+            ) from error
         logger.debug("%s may not have been sent: %s", key, error)
         return ""
 

@@ -26,8 +26,11 @@ NOT_PRIVATE = (
 
 NOT_PERMITTED = (
     "the broker's permissions do not allow it. They name the client that a user may be: connect with that name as "
-    "client=, see Permissions in docs/calls.md"
+    "client=, or add the missing permission, see Permissions in docs/calls.md"
 )
+
+_NOT_PERMITTED = ("has no permissions", "user executing the script can't", "ACL failure in script")
+"""Parts of the errors of Redis and Valkey for commands, and for the commands of a script."""
 
 ANY_CLIENT = "any"
 """The default name of clients."""
@@ -243,6 +246,8 @@ def refusal(error: Exception) -> str:
         # The text is only the slot and the address.
         return f"the shard has moved, slot {error}"
     # The error of a script also contains its digest and a line number.
+    if any(text in str(error) for text in _NOT_PERMITTED):
+        return NOT_PERMITTED
     return "it has no free memory (maxmemory)" if "'maxmemory'" in str(error) else str(error)
 
 

@@ -25,7 +25,12 @@ import msgspec
 
 from operations._resilience import LogThrottle
 from operations._text import enforce_lists
-from operations.errors import MissingExtraError, NotSentError, TransportError
+from operations.errors import (
+    MissingExtraError,
+    NotPermittedError,
+    NotSentError,
+    TransportError,
+)
 
 if find_spec("nats") is None:
     raise MissingExtraError("operations.pubsub.nats", extra="nats")
@@ -55,6 +60,7 @@ from operations.pubsub.base import (
 )
 from operations.pubsub.config import (
     ANY_CLIENT,
+    NOT_PERMITTED,
     NOT_PRIVATE,
     NatsConfig,
     connect_failure,
@@ -112,6 +118,9 @@ class NatsTarget(EventTarget):
         self._jetstream = JetStream(self._nats, config) if self.durable else None
         self._receivers: list[Receiver] = []
         self._connected = asyncio.Event()
+        self._permitted: set[str] = set()
+        """The subjects to which the server has let this client publish."""
+        self._publishing_first = asyncio.Lock()
         self.values = NatsValues(self._nats, self._prefix, config.replicas)
 
     async def open(self, config: NatsConfig) -> None:
@@ -379,8 +388,29 @@ class NatsTarget(EventTarget):
             key = f"{key}.{reply_to.rpartition('.')[2]}"
             return await self._jetstream.enqueue(subject, body, key)
         subject = f"{self._queue(queue)}.{self._client}"
-        await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
+        publish = partial(
+            self._nats.publish_now, subject, body, f"{reply_to}.{key}" if reply_to else ""
+        )
+        await (publish() if subject in self._permitted else self._publish_first(subject, publish))
         return ""
+
+    async def _publish_first(self, subject: str, publish: Callable[[], Awaitable[None]]) -> None:
+        """Publish to a new subject, and wait until the server has processed it.
+
+        The server drops a message that is not permitted, and its caller would wait until the timeout.
+        """
+        async with self._publishing_first:
+            if subject in self._permitted:
+                await publish()
+                return
+            try:
+                refused = await self._nats.refusal([subject], publish)
+            except TransportError:
+                self._permitted.add(subject)
+                raise
+            if refused:
+                raise NotPermittedError(f"NATS reported a {refused}: {NOT_PERMITTED}")
+            self._permitted.add(subject)
 
     async def send_request(
         self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float

@@ -55,7 +55,6 @@ from operations.pubsub.config import (
     RedisConfig,
     enforce_client,
     is_worker_in,
-    refusal,
 )
 from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
 from operations.pubsub.redis.subscriptions import (
@@ -64,6 +63,7 @@ from operations.pubsub.redis.subscriptions import (
     Channels,
     MailboxReader,
     QueueReader,
+    not_added,
 )
 from operations.pubsub.signing import signed
 from operations.types import options_of
@@ -314,7 +314,7 @@ class RedisTarget(RedisClient):
         try:
             answer = await self._put(command)
         except ResponseError as error:
-            failure = NotSentError(f"Redis refused the request: {refusal(error)}")
+            failure = not_added(error, self._queue(queue, client))
         except TransportError as error:
             failure = error
         for number, future in enumerate(batch.waiting):

@@ -5,6 +5,7 @@ Each reader has its own connection, because a blocking read delays every later c
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -12,9 +13,9 @@ from hashlib import sha1
 from secrets import token_hex
 from typing import Any, TypeAlias
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from operations.errors import TransportError
+from operations.errors import NotPermittedError, NotSentError, TransportError
 from operations.pubsub.base import (
     IDLE,
     BatchSize,
@@ -24,7 +25,7 @@ from operations.pubsub.base import (
     deliver,
     shielded,
 )
-from operations.pubsub.config import refusal
+from operations.pubsub.config import NOT_PERMITTED, refusal
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     SILENCE,
@@ -90,6 +91,7 @@ class Channels(ReconnectingConnection):
         self._sender_of = sender_of
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
+        self._refused: set[str] = set()
         self._connection: Any = None
         self._moved = client.connector.moved
 
@@ -112,11 +114,13 @@ class Channels(ReconnectingConnection):
                 async with asyncio.timeout(SILENCE):
                     await self._confirmed[channel].wait()
             except TimeoutError:
-                # The server rejects a command as a whole, without a reason.
                 missing = [each for each in channels if not self._confirmed[each].is_set()]
                 raise TransportError(
                     f"Redis did not confirm subscriptions: check that this user may subscribe to {', '.join(missing)}"
                 ) from None
+        if refused := self._refused.intersection(channels):
+            names = ", ".join(sorted(refused))
+            raise TransportError(f"Redis refused {self._kind}SUBSCRIBE {names}: {NOT_PERMITTED}")
 
     async def _unsubscribe(self, channels: Sequence[str], receiver: Receiver | None) -> None:
         for channel in channels:
@@ -124,6 +128,7 @@ class Channels(ReconnectingConnection):
         released = [channel for channel in {*channels} if not self._receivers[channel]]
         for channel in released:
             del self._receivers[channel], self._confirmed[channel]
+            self._refused.discard(channel)
         await self._post("UNSUBSCRIBE", released)
 
     async def _post(self, command: str, channels: Iterable[str]) -> None:
@@ -150,7 +155,15 @@ class Channels(ReconnectingConnection):
 
     async def _read(self, connection: Any) -> None:
         while True:
-            message = await connection.read_response()
+            try:
+                message = await connection.read_response()
+            except NoPermissionError:
+                # The server rejects a command as a whole, and does not name the channel.
+                for channel, confirmed in self._confirmed.items():
+                    if not confirmed.is_set():
+                        self._refused.add(channel)
+                        confirmed.set()
+                raise
             self._heard_at = self._loop.time()
             # Without a subscription, the reply to PING is not a message.
             if isinstance(message, list):
@@ -163,6 +176,7 @@ class Channels(ReconnectingConnection):
                 if receiver is not None:
                     deliver(receiver, Delivery(message[-1], sender=self._sender_of(channel)))
         elif kind == f"{self._kind}SUBSCRIBE" and channel in self._confirmed:
+            self._refused.discard(channel)
             self._confirmed[channel].set()
 
     def _broken(self) -> None:
@@ -193,6 +207,8 @@ class MailboxReader(ReconnectingConnection):
             if not await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS):
                 self._positions[box] = await ask(connection, "XADD", box, "*", "e", b"")
                 await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
+                # Fails at once if this user may not read, so that no call waits for its reply.
+                await ask(connection, "XREAD", "COUNT", 1, "STREAMS", box, "$")
 
     async def _work(self, connection: Any) -> None:
         renewed_at = self._loop.time()
@@ -251,6 +267,21 @@ Without workers, a write fails if the server has become a replica, which the wor
 """
 
 PUT_SHA = sha1(PUT.encode(), usedforsecurity=False).hexdigest()
+
+_LINE = re.compile(r"@user_script:(\d+)")
+
+_CALLED = re.compile(r"redis\.call\('(\w+)'(?:, '(\w+)')?")
+
+
+def not_added(error: ResponseError, queue: str) -> NotSentError:
+    """Return the error of requests that the server did not add to a queue."""
+    reason, line = refusal(error), _LINE.search(str(error))
+    if reason != NOT_PERMITTED:
+        return NotSentError(f"Redis refused the request: {reason}")
+    called = None if line is None else _CALLED.search(PUT.splitlines()[int(line[1]) - 1])
+    command = "EVALSHA" if called is None else " ".join(filter(None, called.groups()))
+    return NotPermittedError(f"Redis refused {command} for {queue}: {NOT_PERMITTED}")
+
 
 _READ = """
 local found, left = {}, tonumber(ARGV[2])
@@ -412,7 +443,7 @@ class QueueReader(ReconnectingConnection):
                     await self._tidy(connection)
             except ResponseError as error:
                 if "NOGROUP" not in str(error) and not isinstance(error, NoScriptError):
-                    raise TransportError(f"Redis: {error}") from error
+                    raise TransportError(f"Redis: {refusal(error)}") from error
                 await self._prepare(connection)
 
     async def _next(self, connection: Any, count: int) -> "list[_Entry]":
