@@ -348,7 +348,8 @@ async def test_a_request_that_an_outer_application_cancels_ends_without_a_respon
     app = create_app(registry)
     scope: Scope = {
         "type": "http", "method": "GET", "path": "/test/wait", "query_string": b"",
-        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+        "headers": [(b"host", b"localhost"), (b"operations-timeout", b"200")],
+        "client": ("127.0.0.1", 1), "server": ("localhost", 80),
     }  # fmt: skip
     async with app.router.lifespan_context(app):
         with pytest.raises(TimeoutError):
@@ -356,6 +357,10 @@ async def test_a_request_that_an_outer_application_cancels_ends_without_a_respon
                 serving = asyncio.create_task(started.wait())
                 serving.add_done_callback(lambda _: outer.reschedule(0))
                 await app(scope, receive, send)
+        # The time limit of the request must not cancel what its task does later.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.Event().wait()
     assert sent == []
 
 

@@ -408,6 +408,8 @@ class RequestState:
 
     def close(self) -> None:
         """Release the request's resources and break its reference cycles, so that no garbage collection is needed."""
+        # Other code may have cancelled the request, and its task may have other work to do.
+        self.timeout.stop()
         if self.slot is not None:
             self.slot.release()
         self.answer_late = self._context = None
