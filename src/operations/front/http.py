@@ -154,25 +154,7 @@ class RequestState:
 
     # ------------------------------------------------------------ identify
 
-    def identified(self, identity: Identity | None) -> None:
-        """Store the identity of the request."""
-        self.identity = identity
-        self.caller = caller_key(identity, client_address(self.scope))
-
-    def is_anonymous(self) -> bool:
-        """Return whether clients cannot authenticate; if so, mark the request as identified without an identity.
-
-        This replaces `identify` for such servers and avoids the cost of a coroutine.
-        """
-        scope = self.scope
-        is_open = self.pipeline.resolve is None and self.front.serves_anonymous()
-        if not is_open or IDENTITY in scope or _AUTH_ERROR in scope:
-            return False
-        scope[IDENTITY] = None
-        self.identified(None)
-        return True
-
-    async def identify(self) -> Identity | None:
+    async def identify(self) -> None:
         """Identify the caller, also for mounted applications, within the time limit of the request.
 
         Raises:
@@ -180,35 +162,34 @@ class RequestState:
             RequestError: 401 if a credential is wrong.
         """
         scope = self.scope
-        if self.is_anonymous():
-            return None
         if _AUTH_ERROR in scope:
             raise scope[_AUTH_ERROR]
-        if IDENTITY in scope:
-            # An outer application has identified the caller.
-            self.credential = scope.get(CREDENTIAL)
-            self.identified(scope[IDENTITY])
-            return self.identity
+        if self.pipeline.resolve is None and self.front.serves_anonymous():
+            # Clients cannot authenticate.
+            scope.setdefault(IDENTITY, None)
+        if IDENTITY not in scope:
+            scope[IDENTITY] = await self._authenticate()
+        self.credential = scope.get(CREDENTIAL)
+        self.identity = scope[IDENTITY]
+        self.caller = caller_key(self.identity, client_address(scope))
+
+    async def _authenticate(self) -> Identity | None:
         timeout, ahead = self.timeout, PeekableReceive(self.receive)
         self.seconds = self._seconds(self.front.timeout)
         timeout.start(self.seconds, ahead.peek)
         try:
-            identity = await self.pipeline.authenticate(scope)
+            identity = await self.pipeline.authenticate(self.scope)
         except CallError as error:
             # Check this at every path, because an outer application may forward the request.
-            scope[_AUTH_ERROR] = error
+            self.scope[_AUTH_ERROR] = error
+            raise
+        finally:
             timeout.pause()
             self.receive = ahead.receive
-            raise
         if timeout.disconnected:
             raise ClientDisconnectedError
         if timeout.timed_out:
             raise self._too_late()
-        timeout.pause()
-        self.receive = ahead.receive
-        self.credential = scope.get(CREDENTIAL)
-        scope[IDENTITY] = identity
-        self.identified(identity)
         return identity
 
     # ------------------------------------------------------------ admit

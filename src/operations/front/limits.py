@@ -356,14 +356,9 @@ class PeekableReceive:
             self._kept.append(message)
         return message
 
-    async def read(self) -> Message:
+    async def receive(self) -> Message:
         """Return the next message."""
         return self._kept.popleft() if self._kept else await self._wire()
-
-    @property
-    def receive(self) -> Receive:
-        """The fastest function to read the remaining messages."""
-        return self.read if self._kept else self._wire
 
 
 class RequestTimeout:

@@ -22,7 +22,6 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.access import check_access
 from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
 from operations.front.http import (
@@ -205,14 +204,13 @@ class _Path:
     """
 
     __slots__ = (
-        "_arguments", "_elsewhere", "_id", "_is_open", "_methods", "_operation", "_spec", "endpoint",
+        "_arguments", "_elsewhere", "_id", "_methods", "_operation", "_spec", "endpoint",
     )  # fmt: skip
 
     def __init__(self, operation: Operation, elsewhere: ASGIApp) -> None:
         self._operation = operation
         self._spec = spec = operation.spec
         self._elsewhere = elsewhere
-        self._is_open = spec.access_control.is_open
         self._id = spec.id
         self._methods = _METHODS[spec.type]
         self._arguments: QueryArguments | None = None
@@ -221,8 +219,7 @@ class _Path:
         )
 
     async def _call(self, state: RequestState) -> Reply | None:
-        is_visible = (self._is_open and state.is_anonymous()) or await self._is_visible(state)
-        if not is_visible:
+        if not await self._is_visible(state):
             await self._elsewhere(state.scope, state.receive, state.send)
             return None
         state.admit(keeps_time=True, operation=self._operation)
@@ -254,9 +251,6 @@ class _Path:
         Raises:
             CallError: If the credential is wrong, or if the caller may see the operation but not call it.
         """
-        if self._is_open:
-            await state.identify()
-            return check_access(self._spec.access_control, state.identity, self._id)
         problem: CallError | None = None
         try:
             await state.identify()

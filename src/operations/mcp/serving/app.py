@@ -175,8 +175,7 @@ class MCPApp:
             state.headers = dict(scope["headers"])
         method = scope["method"]
         is_stream = method == "GET" or state.headers.get(b"mcp-method") == LISTEN
-        if not state.is_anonymous():
-            await state.identify()
+        await state.identify()
         state.admit(is_stream=is_stream)
         exhausted = self._take_slot(state, is_stream=is_stream)
         scope[STATE] = state
