@@ -38,8 +38,8 @@ from operations.types import JSONObject
 
 # ------------------------------------------------------------ line numbers of keys
 
-_MAY_END = re.compile(r"""[]}]|"{3}|'{3}""")
-"""Found in the last line of a value that spans several lines."""
+_MAY_END = re.compile(r"""(?:[]}]|"{3}|'{3})\s*(?:#.*)?$""")
+"""Found in the last line of a value that spans several lines. Trying to parse every line would take long."""
 
 
 class KeyLines:
