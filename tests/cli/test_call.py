@@ -64,6 +64,34 @@ def test_a_key_may_have_brackets() -> None:
     assert read_input(['["a=b"]'], Outline.of(schema), Limits()) == ["a=b"]
 
 
+def test_the_values_of_a_map_are_converted_by_its_schema() -> None:
+    texts = {"type": "object", "additionalProperties": {"$ref": "#/$defs/text"}}
+    lists = {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"type": "integer"}},
+    }
+    open_map = {"type": "object", "additionalProperties": True}
+    properties = {"labels": texts, "ids": lists, "rest": open_map}
+    schema = Schema({"properties": properties, "$defs": {"text": {"type": "string"}}})
+    arguments = ["labels.version=2.0", "ids.a=1", "ids.a=2", "rest.a=1"]
+
+    given = read_input(arguments, Outline.of(schema), Limits())
+
+    assert given == {"labels": {"version": "2.0"}, "ids": {"a": [1, 2]}, "rest": {"a": 1}}
+
+
+def test_the_values_of_an_optional_object_are_converted_by_its_schema() -> None:
+    null, text = {"type": "null"}, {"type": "string"}
+    address = {"type": "object", "properties": {"zip": text, "floor": {"type": "integer"}}}
+    labels = {"type": "object", "additionalProperties": text}
+    properties = {"to": {"anyOf": [null, address]}, "labels": {"anyOf": [labels, null]}}
+    arguments = ["to.zip=10115", "to.floor=3", "labels.version=2"]
+
+    given = read_input(arguments, Outline.of(Schema({"properties": properties})), Limits())
+
+    assert given == {"to": {"zip": "10115", "floor": 3}, "labels": {"version": "2"}}
+
+
 def test_a_file_is_sent_unchanged_if_the_schema_accepts_bytes(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello123")  # valid base64, which must not be decoded
     (tmp_path / "data.json").write_text("[1]")

@@ -197,7 +197,11 @@ def _keys(name: str, outline: Outline) -> list[str]:
 def _at(keys: Sequence[str], outline: Outline) -> Outline:
     """Return the schema of a nested property; an empty schema if it is not declared."""
     for key in keys:
-        outline = outline.properties.get(key, Outline({}))
+        # The object may be one of several alternatives, such as null.
+        objects = (outline, *outline.members)
+        rest = (each.inner(each.schema.get("additionalProperties")) for each in objects)
+        values = (*(each.properties.get(key) for each in objects), *rest)
+        outline = next((each for each in values if each is not None and each.schema), Outline({}))
     return outline
 
 
