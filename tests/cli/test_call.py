@@ -80,16 +80,22 @@ def test_the_values_of_a_map_are_converted_by_its_schema() -> None:
     assert given == {"labels": {"version": "2.0"}, "ids": {"a": [1, 2]}, "rest": {"a": 1}}
 
 
-def test_the_values_of_an_optional_object_are_converted_by_its_schema() -> None:
+def test_the_values_of_an_optional_object_or_list_are_converted_by_its_schema() -> None:
     null, text = {"type": "null"}, {"type": "string"}
     address = {"type": "object", "properties": {"zip": text, "floor": {"type": "integer"}}}
     labels = {"type": "object", "additionalProperties": text}
-    properties = {"to": {"anyOf": [null, address]}, "labels": {"anyOf": [labels, null]}}
-    arguments = ["to.zip=10115", "to.floor=3", "labels.version=2"]
+    tags = {"anyOf": [{"type": "array", "items": text}, null]}
+    properties = {
+        "to": {"anyOf": [null, address]},
+        "labels": {"anyOf": [labels, null]},
+        "tags": tags,
+    }
+    arguments = ["to.zip=10115", "to.floor=3", "labels.version=2", "tags=5", "tags=6"]
 
     given = read_input(arguments, Outline.of(Schema({"properties": properties})), Limits())
 
-    assert given == {"to": {"zip": "10115", "floor": 3}, "labels": {"version": "2"}}
+    assert given["to"] == {"zip": "10115", "floor": 3}
+    assert (given["labels"], given["tags"]) == ({"version": "2"}, ["5", "6"])
 
 
 def test_a_file_is_sent_unchanged_if_the_schema_accepts_bytes(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def typed(text: str, outline: Outline) -> Any:
     if text.lower() in _WORDS and "boolean" in types:
         return _WORDS[text.lower()]
     if "array" in types and not text.lstrip().startswith("["):
-        return [typed(text, outline.items)]
+        items = next((each for each in _items(outline) if each.schema), Outline({}))
+        return [typed(text, items)]
     try:
         value = msgspec.json.decode(os.fsencode(text))
     except msgspec.DecodeError:
@@ -247,8 +248,12 @@ def _is_binary(outline: Outline) -> bool:
 
 def _binary_items(outline: Outline) -> Outline | None:
     """Return the schema of a list's items, if they can be bytes in base64."""
-    lists = (each.items for each in (outline, *outline.members))
-    return next(filter(_is_binary, lists), None)
+    return next(filter(_is_binary, _items(outline)), None)
+
+
+def _items(outline: Outline) -> Iterator[Outline]:
+    """Return the schemas of the items, if a value can be a list, alone or as one of several alternatives."""
+    return (each.items for each in (outline, *outline.members))
 
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
