@@ -193,7 +193,7 @@ class Toolbox:
         self._timeout = timeout
         self._pages = ResultPages(registry)
         self._session = new_request_id()
-        finder = _Finder(registry, Gateway(registry, shows=self._shows))
+        finder = _Finder(Gateway(registry, shows=self._shows))
         # A grant need not cover the tools that find operations, because it must cover what they find and call.
         finding = [replace(each, needs_grant=False) for each in operations_of(finder)]
         self._own = OperationRegistry([*finding, next_operation(self._pages)])
@@ -365,8 +365,7 @@ def _ignore(_place: str, _what: str) -> None:
 class _Finder:
     """The search tools of an agent that may call too many operations for one tool each."""
 
-    def __init__(self, registry: OperationRegistry, gateway: Gateway) -> None:
-        self._registry = registry
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     @operation("tools.search", type="query")
