@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 from urllib.request import Request
 
 from msgspec import structs
@@ -117,7 +117,9 @@ class JWTs(JWTConfig):
         if len(token) > _MAX_TOKEN:
             raise CredentialError("a token that is too long")
         try:
-            key = self._key if self._keys is None else await self._keys.key(_key_id(token))
+            key = self._key
+            if self._keys is not None:
+                key = await self._keys.key(jwt.get_unverified_header(token).get("kid"))
             claims = jwt.decode(
                 token,
                 key,
@@ -130,7 +132,8 @@ class JWTs(JWTConfig):
         except jwt.PyJWTError as problem:
             # Name only the class, because the text could contain parts of the token.
             raise CredentialError(f"an invalid token: {type(problem).__name__}") from None
-        identity = (self.identity or self._default_identity)(claims)
+        names = (self.scope_claim,) if self.scope_claim else ()
+        identity = self.identity(claims) if self.identity else default_identity(claims, *names)
         if identity.expires_at is None:
             identity = structs.replace(identity, expires_at=(claims["exp"] + self.leeway) * 1000)
         return hold_token(identity, token)
@@ -139,13 +142,6 @@ class JWTs(JWTConfig):
         """Let `new` use the keys fetched from the same address, so that a reload needs no fetch."""
         if self.jwks_url is not None and self.jwks_url == new.jwks_url:
             object.__setattr__(new, "_keys", self._keys)
-
-    def _default_identity(self, claims: JSONObject) -> Identity:
-        return default_identity(claims, *([self.scope_claim] if self.scope_claim else ()))
-
-
-def _key_id(token: str) -> str | None:
-    return cast("str | None", jwt.get_unverified_header(token).get("kid"))
 
 
 class _Published:
@@ -194,7 +190,6 @@ class _Published:
         if self._fetching is None and monotonic() - self._tried > _PAUSE:
             self._tried = monotonic()
             self._fetching = asyncio.create_task(self._fetch(address))
-            self._fetching.add_done_callback(self._fetch_ended)
         return self._fetching
 
     async def _fetch(self, address: str) -> None:
@@ -207,9 +202,8 @@ class _Published:
         else:
             self._is_unreachable = False
             self._fetched = monotonic()
-
-    def _fetch_ended(self, task: "asyncio.Task[None]") -> None:
-        self._fetching = None
+        finally:
+            self._fetching = None
 
     def _take(self, jwks: JSONObject) -> None:
         self._keys = {
