@@ -378,29 +378,20 @@ def worker_metrics(server: CallServer) -> bytes:
         "malformed": server.malformed,
     }
     by_outcome = {f'{labels},outcome="{name}"': count for name, count in outcomes.items()}
+    lines: list[str] = []
+    for name, about, counter in _OF_WORKERS:
+        lines += _family(name, about, {labels: getattr(stats, counter)})
+    lines += _family("operations_worker_calls_total", "Calls by outcome.", by_outcome, "counter")
     name = "operations_worker_queue_seconds"
-    return _text(
-        [
-            *_family(
-                "operations_worker_running",
-                "Calls that run on this worker.",
-                {labels: stats.running},
-            ),
-            *_family(
-                "operations_worker_waiting",
-                "Calls that wait on this worker.",
-                {labels: stats.waiting},
-            ),
-            *_family(
-                "operations_worker_concurrency",
-                "The largest number of concurrent calls on this worker.",
-                {labels: stats.concurrency},
-            ),
-            *_family("operations_worker_calls_total", "Calls by outcome.", by_outcome, "counter"),
-            *_family(name, "Time that calls waited before they began.", {}, "histogram"),
-            *_histogram(name, labels, counters.queue_buckets, counters.queue_seconds),
-        ]
-    )
+    lines += _family(name, "Time that calls waited before they began.", {}, "histogram")
+    return _text(lines + _histogram(name, labels, counters.queue_buckets, counters.queue_seconds))
+
+
+_OF_WORKERS = (
+    ("operations_worker_running", "Calls that run on this worker.", "running"),
+    ("operations_worker_waiting", "Calls that wait on this worker.", "waiting"),
+    ("operations_worker_concurrency", "The largest number of concurrent calls on this worker.", "concurrency"),
+)  # fmt: skip
 
 
 def group_metrics(reports: Collection[GroupReport]) -> bytes:
