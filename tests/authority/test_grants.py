@@ -3,6 +3,7 @@
 import asyncio
 from base64 import urlsafe_b64encode
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from random import Random
 from time import time
@@ -174,6 +175,8 @@ async def test_a_forged_token_is_rejected(forge: Any) -> None:
         {"calls": {"*": -1}},
         {"operations": [""]},
         {"operations": [7]},
+        {"seconds": "5"},
+        {"seconds": inf},
     ],
 )
 def test_a_grant_that_cannot_work_is_not_made(options: dict[str, Any]) -> None:

@@ -82,13 +82,15 @@ def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
     Raises:
         GrantError: If a field is not valid; the message names it.
     """
-    seconds = options.pop("seconds", None)
-    until = None if seconds is None else clock() + int(seconds * 1000)
-    fields = {"id": token_hex(8), "holder": holder, "until": until, "operations": ["*"], **options}
+    fields: JSONObject = {"id": token_hex(8), "holder": holder, "operations": ["*"], **options}
     try:
+        # A text would be repeated a thousand times.
+        seconds = msgspec.convert(fields.pop("seconds", None), float | None)
+        if seconds is not None:
+            fields["until"] = clock() + int(seconds * 1000)
         block = msgspec.convert(fields, Block)
         _ = Grant(blocks=(block,), keys=("",)).schemas
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise GrantError(f"this grant cannot work: {error}") from error
     return block
 
