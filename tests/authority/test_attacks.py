@@ -326,6 +326,37 @@ async def test_a_caller_cannot_approve_its_own_call_through_a_hub() -> None:
     assert await office.call(who=await through_hub("task.delete", able)) == "deleted"
 
 
+async def test_a_hub_does_not_use_the_approval_that_its_worker_needs() -> None:
+    store, target = Store(), MemoryTarget()
+    root, office = Grants(KEY, store=store), Office(store)
+    at_worker = Grants(root.for_name("workers"), store=store)
+    hub = OperationRegistry(authority=Authority(store))
+    # The worker has a rule for the operation, and the hub applies the grant.
+    identity = await root.resolve(
+        root.create(ALICE, "bot", operations=["task.*"], approve=["task.*"])
+    )
+
+    def resolve(credential: str) -> Any:
+        return ALICE if credential == "hub" else at_worker.resolve(credential)
+
+    outcomes = list[Any]()
+    async with (
+        serve_calls(office.registry, target, resolve=resolve),
+        from_calls(target, credential="hub", delegate=root.delegate("workers")) as service,
+    ):
+        hub.register_all(service)
+        while "deleted" not in outcomes and len(outcomes) < 6:
+            try:
+                context = OperationContext(identity=identity)
+                outcomes.append((await hub.execute("task.delete", {"id": 1}, context)).data)
+            except CallError as error:
+                outcomes.append(error.code)
+                await office.answer()
+
+    assert outcomes == [REQUIRED, REQUIRED, REQUIRED, "deleted"]
+    assert office.ran == [1]
+
+
 async def test_agents_named_by_a_token_of_another_issuer_do_not_answer_for_each_other() -> None:
     office = Office()
     able = ["task", "approvals:answer"]

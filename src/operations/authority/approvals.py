@@ -288,9 +288,12 @@ def _request(
     if identity is not None:
         whose["caller"] = identity.id
         whose["acting"], whose["grants"] = identity.presented
-    session = context.channel.session if identity is None else ""
+    through: object = context.channel.session if identity is None else ""
+    if identity is not None and identity.acting != whose["acting"]:
+        # A hub and the worker to which it forwards the call obtain separate approvals.
+        through = identity.acting
     try:
-        text = canonical([whose, session, spec.id, digest, rule.scope, value])
+        text = canonical([whose, through, spec.id, digest, rule.scope, value])
         copied = msgspec.json.decode(canonical(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"A call of {spec.id} with files cannot be approved"
