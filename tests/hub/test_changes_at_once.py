@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+from mcp import Client
 from msgspec.structs import replace
 from tests.authorization_server import AuthorizationServer
 from tests.mcp_import.support import eventually, raw
@@ -663,6 +664,45 @@ async def test_a_grant_on_stdio_has_the_access_of_its_subject_now(tmp_path: Path
         assert await allowed(config('["task"]', name="bob")) == []
         assert await allowed(config('["task"]', key="other")) == []
         assert await allowed(config('["task"]')) == ["added", "pong"]
+
+
+@pytest.mark.parametrize("as_grant", [True, False], ids=["grant", "key"])
+@pytest.mark.parametrize("end", ["nothing", "scope", "caller"])
+async def test_a_call_on_stdio_that_waits_for_approval_needs_the_access_of_its_caller(
+    tmp_path: Path, end: str, as_grant: bool
+) -> None:
+    (tmp_path / "key").write_text("k" * 32)
+    (tmp_path / "work.py").write_text(
+        "from operations import operation\n"
+        '@operation("task.add", scopes=["task"])\nasync def add() -> str:\n    return "added"\n'
+    )
+
+    def config(scopes: str = '["task"]', name: str = "ann") -> str:
+        caller = f'[access.keys.{name}]\nkey = {{ file = "key" }}\nscopes = {scopes}\n'
+        rule = '[tools."task.add"]\napprove = { hold = 20 }\n[limits]\ntimeout = 40\n'
+        grants = '[access.grants]\nkey = { file = "key" }\n'
+        return f'modules = ["work.py"]\n{caller}{grants}{rule}'
+
+    changed = {"nothing": config(), "scope": config("[]"), "caller": config(name="bob")}[end]
+    with anyio.fail_after(30):
+        async with open_hub(written(tmp_path, config())) as hub:
+            token = Grants("k" * 32).create("ann", "bot", operations=["task.*"])
+            server = await mcp_server(hub, token if as_grant else "ann")
+            queue = hub.registry.subscribe("approvals.watch", {}, OperationContext(trusted=True))
+            async with Client(server) as client:
+                call = asyncio.create_task(client.call_tool("task__add", {}))
+                found: Any = []
+                while not found:
+                    found = (await anext(queue)).data
+                written(tmp_path, changed)
+                await reload(hub)
+                answer = {"id": found[0]["id"], "approve": True}
+                context = OperationContext(trusted=True)
+                await hub.registry.execute("approvals.answer", answer, context)
+                result = await call
+            await queue.aclose()
+
+    assert ("added" in str(result.content)) == (end == "nothing")
 
 
 async def test_a_reload_can_close_the_server_to_anonymous_callers(

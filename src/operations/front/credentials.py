@@ -261,7 +261,7 @@ class Credential:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
                 identity = await resolved(self._check())
-            is_same = identity is not None and _has_access_of(self.identity, identity)
+            is_same = has_access_of(self.identity, identity)
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -277,8 +277,10 @@ class Credential:
         return is_same
 
 
-def _has_access_of(before: Identity, now: Identity) -> bool:
+def has_access_of(before: Identity, now: Identity | None) -> bool:
     """Return whether an identity is the same caller, and has lost none of its access."""
+    if now is None:
+        return False
     held = now.resources or {}
     return (
         before.key == now.key

@@ -24,13 +24,14 @@ from msgspec import structs
 from operations._hosts import LOOPBACK
 from operations._resilience import Backoff
 from operations._signals import receives_signals, shutdown_event
-from operations.access import Block, Grant, Identity
+from operations.access import Block, Grant, Identity, with_check
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
 from operations.config.model import Entry
 from operations.errors import OperationsError, TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
+from operations.front.credentials import has_access_of
 from operations.hub.controls import (
     WORKERS,
     collect_group_metrics,
@@ -208,17 +209,26 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
 
     hub.on_reload.append(update_limits)
 
+    def current(identity: Identity | None) -> Identity | None:
+        """Return an identity whose calls that wait for approval are rejected if a reload removes its access."""
+
+        async def is_valid() -> bool:
+            return identity is not None and has_access_of(identity, server.identity)
+
+        return None if identity is None else with_check(identity, is_valid)
+
     def update_caller(name: str) -> None:
         # A caller that the file does not name any more has no access.
         server.identity = None
-        server.identity = hub.named_identity(name)
+        server.identity = current(hub.named_identity(name))
 
     def update_grant(token: str, before: Identity) -> None:
         # A grant whose key or subject the file does not have any more covers nothing.
         server.identity = structs.replace(before, grant=_NOTHING)
         if hub.access.grants is not None:
-            server.identity = hub.access.grants.identify(token)
+            server.identity = current(hub.access.grants.identify(token))
 
+    server.identity = current(identity)
     if caller is not None and not hub.is_grant(caller):
         hub.on_reload.append(partial(update_caller, caller))
     elif caller is not None and identity is not None:
