@@ -457,12 +457,14 @@ async def test_listings_show_only_operations_of_a_grant() -> None:
                 paths = (await response.json())["paths"]
             async with session.get(world.url + "/search") as response:
                 found = await response.json()
-        listed = await _rpc(world, "tools/list", {}, token, {"mcp-protocol-version": "2025-06-18"})
+        headers, meta = modern_headers("tools/list"), {"_meta": MODERN_META}
+        listed = await _rpc(world, "tools/list", meta, token, headers)
 
     assert {path for path in paths if path.startswith(("/open", "/admin", "/order"))} == set()
     assert "/task/add" in paths
     assert "open.ping" not in json.dumps(found)
     assert "task.add" in json.dumps(found)
+    assert "task__add" in listed[2]
     assert "open__ping" not in listed[2]
 
 

@@ -205,7 +205,7 @@ class Store:
         self.poll_seconds = self._values.poll_seconds
         self.changed = Signal()
         self.is_connected: Callable[[], bool] = lambda: True
-        self._lock = LoopLocks()
+        self._lock, self._checking = LoopLocks(), LoopLocks()
         self._failures = LogThrottle()
         self._checked_at = -inf
         self._is_writable = True
@@ -232,7 +232,7 @@ class Store:
         """Return whether values can be written. Finds out with a write, at most once a second."""
         if not self.is_connected():
             return False
-        async with self._lock(_CHECK_KEY):
+        async with self._checking(_CHECK_KEY):
             if monotonic() >= self._checked_at + _CHECK_SECONDS:
                 self._is_writable = await self._write_check()
                 self._checked_at = monotonic()
