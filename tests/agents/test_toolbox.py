@@ -237,6 +237,21 @@ async def test_changing_a_definition_changes_no_operation(toolbox: Toolbox) -> N
     assert not (await toolbox.run(anthropic_call("shop__item", {"id": 7})))["is_error"]
 
 
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "gemini"])
+async def test_every_array_has_items_because_providers_reject_tools_without(provider: Any) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("shop.sort", type="query")
+    async def sort(values: list, pair: tuple[int, str]) -> None:  # type: ignore[type-arg]
+        """Sort values."""
+
+    tool = getattr(Toolbox(registry), provider)()[0]
+    tool = tool.get("function", tool)
+    properties = tool.get("parameters", tool.get("input_schema"))["properties"]
+    assert "items" in properties["values"]
+    assert "items" in properties["pair"]
+
+
 async def test_a_gemini_call_needs_no_arguments(toolbox: Toolbox) -> None:
     message = await toolbox.run({"function_call": {"name": "shop__log"}})
 

@@ -42,6 +42,8 @@ SCHEMAS: list[tuple[JSONSchema, list[Any]]] = [
     ({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"$ref": "#"}}]}, [True, [False, [True]]]),
     ({"type": "string", "contentEncoding": "base64"}, [b"", b"\x00\xff"]),
     ({"type": "null"}, [None]),
+    ({"type": "object", "properties": {"a": {"type": "array"}}}, [{"a": [1, "x"]}]),
+    ({"type": "array", "prefixItems": [{"type": "integer"}]}, [[1]]),
 ]  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from operations.mcp.codec import (
     restore_schemas,
     with_alternative,
 )
-from operations.mcp.serving.tools import items_schema
-from operations.schema.references import possible_types
+from operations.mcp.serving.tools import Tool, items_schema
+from operations.schema.references import possible_types, with_items
 
 TREE: dict[str, Any] = {
     "type": "array",
@@ -175,6 +175,34 @@ def test_a_schema_stays_unchanged_if_its_definitions_cannot_take_the_place_of_re
     document: Any,
 ) -> None:
     assert inlined(document, 1000) is document
+
+
+def test_every_array_of_an_input_has_items_because_clients_reject_tools_without() -> None:
+    arrays: dict[str, Any] = {
+        "bare": {"type": "array"},
+        "maybe": {"anyOf": [{"type": ["array", "null"]}]},
+        "pair": {"type": "array", "prefixItems": [{"type": "integer"}]},
+    }
+    document = {"type": "object", "properties": arrays}
+    spec = OperationSpec(
+        namespace="a", name="b", type=OperationType.QUERY, input_schema=Schema(document)
+    )
+
+    wire = Tool("a__b", spec, 1000).wire(modern=True)
+
+    assert wire["inputSchema"]["properties"] == {
+        "bare": {"type": "array", "items": {}},
+        "maybe": {"anyOf": [{"type": ["array", "null"], "items": {}}]},
+        "pair": {"type": "array", "prefixItems": [{"type": "integer"}], "items": {}},
+    }
+    assert restore_schemas(spec, wire["_meta"]).input_schema.document == document
+
+
+@pytest.mark.parametrize("closed", [{"unevaluatedItems": False}, {"unevaluatedItems": True}])
+def test_arrays_stay_unchanged_if_further_items_depend_on_them(closed: Any) -> None:
+    document = {"allOf": [{"type": "array"}], **closed}
+
+    assert with_items(document) is document
 
 
 def test_an_alternative_keeps_definitions_at_the_root_and_the_exact_schema() -> None:

@@ -351,6 +351,23 @@ def test_subschemas_are_objects_because_client_generators_require_it() -> None:
     assert back["$defs"] == schema["$defs"]
 
 
+def test_arrays_have_items_because_linters_and_client_generators_require_it() -> None:
+    tuple_schema = {"type": "array", "prefixItems": [{"type": "integer"}]}
+    closed = {"allOf": [{"type": "array"}], "unevaluatedItems": {"type": "null"}}
+    schema = {
+        "type": "object",
+        "properties": {"bare": {"type": ["array", "null"]}, "pair": tuple_schema},
+    }
+    exported = spec(type="mutation", input_schema=schema, output_schema=closed)
+    document = document_of(exported)
+
+    operation = document["paths"]["/test/run"]["post"]
+    (content,) = operation["requestBody"]["content"].values()
+    bare = {"type": ["array", "null"], "items": {}}
+    assert content["schema"]["properties"] == {"bare": bare, "pair": tuple_schema}
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"] == closed
+
+
 def test_the_same_operations_produce_the_same_text_in_any_order() -> None:
     operations = list(build())
 
@@ -563,3 +580,28 @@ def test_the_items_of_a_stream_are_described_without_trust_in_the_export() -> No
 
     for operation in service:
         assert operation.spec.output_schema.check(1), operation.spec.id
+
+
+def test_operation_ids_differ_in_more_than_punctuation_because_generators_remove_it() -> None:
+    names = ["a.b", "a_b", "aB", "list", "list.get", "list_get_2"]
+    document = document_of(*(spec(name=name) for name in names))
+
+    found = {
+        operation["operationId"]: operation["x-operations"]["id"]
+        for item in document["paths"].values()
+        for operation in item.values()
+    }
+    assert found == {
+        "test.a.b": "test.a.b",
+        "test.aB_2": "test.aB",
+        "test.a_b_3": "test.a_b",
+        "test.list": "test.list",
+        "test.list.get": "test.list.get",
+        "test.list_get_2": "test.list_get_2",
+        "test.a.b:get": "test.a.b",
+        "test.aB:get_2": "test.aB",
+        "test.a_b:get_3": "test.a_b",
+        "test.list:get_3": "test.list",
+        "test.list.get:get": "test.list.get",
+        "test.list_get_2:get": "test.list_get_2",
+    }

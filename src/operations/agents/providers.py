@@ -25,10 +25,11 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 
 from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES
+from operations._json import MAX_REQUEST_VALUES, object_of
 from operations._text import tool_name
 from operations.errors import CallError, ErrorCode
 from operations.schema.outline import Outline
+from operations.schema.references import with_items
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -254,7 +255,7 @@ def definition(spec: OperationSpec, limits: ProviderLimits, report: Report) -> T
     if len(description) > longest:
         report("description", f"is truncated to {longest} characters")
         description = description[: longest - 1] + "…"
-    schema = _object_root(Outline.of(spec.input_schema), report)
+    schema = object_of(with_items(_object_root(Outline.of(spec.input_schema), report)))
     if limits.is_plain:
         schema = _Plain(report).convert(Outline(schema), "", 0)
     # Copied, so that users and frameworks cannot change the operation.

@@ -197,6 +197,29 @@ def rewritten(schema: JSONSchema, change: Callable[[JSONObject], None]) -> JSONS
     return copy
 
 
+def arrays_without_items(schema: JSONSchema) -> list[JSONObject]:
+    """Return the arrays in `schema` that have no `items`; none if `unevaluatedItems` may depend on that."""
+    parts = list(schemas_in(schema))
+    if any("unevaluatedItems" in part for part in parts):
+        return []
+    return [part for part in parts if "items" not in part and "array" in _listed_types(part)]
+
+
+def with_items(schema: JSONSchema) -> JSONSchema:
+    """Return `schema` with `items` in every array, which many clients of tools require; itself if none lacks it."""
+    if not arrays_without_items(schema):
+        return schema
+    copy = rewritten(schema, lambda _: None)
+    for part in arrays_without_items(copy):
+        part["items"] = {}
+    return copy
+
+
+def _listed_types(schema: JSONObject) -> list[Any]:
+    kind: Any = schema.get("type")
+    return kind if is_list(kind) else [kind]
+
+
 def _is_schema(value: Any) -> TypeGuard[JSONSchema]:
     return isinstance(value, (dict, bool))
 

@@ -30,7 +30,7 @@ from operations.front import search
 from operations.front.public_errors import public_error
 from operations.mcp import codec
 from operations.schema import Schema, schema_for, validate_or_raise
-from operations.schema.references import possible_types
+from operations.schema.references import possible_types, with_items
 from operations.specs import Operation, OperationSpec, OperationType, is_describable
 from operations.types import JSONObject, JSONSchema
 
@@ -241,7 +241,7 @@ class Tool:
 
     @cached_property
     def _inlined_input(self) -> JSONSchema:
-        return codec.inlined(self._pruned_input, self._budget)
+        return with_items(codec.inlined(self._pruned_input, self._budget))
 
     @cached_property
     def input_schema(self) -> JSONObject:

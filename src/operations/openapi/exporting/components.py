@@ -7,7 +7,8 @@ Rule 2: a `default` that does not match its `type` is omitted, because client ge
 Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or external references) is
         included unchanged in `x-operations`.
 Rule 4: subschemas are objects, because client generators reject `true` and `false`, except in `additionalProperties`
-        and `unevaluatedProperties`.
+        and `unevaluatedProperties`. An array without `items` gets an empty one, except a tuple, of which client
+        generators would make a tuple with any further items.
 Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
         `description`. The POST has the extension; the GET of the same path refers to it (`{"id": ..., "sameAs":
         "post"}`).
@@ -31,6 +32,7 @@ from operations.schema.references import (
     DEFINITION,
     DEFINITIONS,
     DRAFT_2020_12,
+    arrays_without_items,
     named_dialect,
     rewritten,
     schemas_in,
@@ -143,6 +145,9 @@ class Components:
             for part in schemas_in(written):
                 if _contradicts(part):
                     del part["default"]
+        for part in arrays_without_items(written):
+            if "prefixItems" not in part:
+                part["items"] = {}
         return written
 
     def _names(self, source: "_SchemaDocument", title: str) -> dict[str, str]:
