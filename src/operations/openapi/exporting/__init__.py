@@ -91,11 +91,12 @@ def to_openapi(
         security_schemes: OpenAPI security schemes by name, each of which is sufficient.
     """
     specs: list[OperationSpec] = [getattr(item, "spec", item) for item in registry]
+    shown = sorted(filter(has_path, describable(specs)), key=lambda spec: spec.id)
     builder = _Builder(security_schemes)
-    paths: JSONObject = {}
-    for spec in sorted(describable(specs), key=lambda spec: spec.id):
-        if has_path(spec):
-            paths[f"/{spec.namespace}/{spec.name}"] = builder.path_item(spec)
+    paths: JSONObject = {
+        f"/{spec.namespace}/{spec.name}": builder.path_item(spec) for spec in shown
+    }
+    _name_operations([*paths.values()])
     if builder.components.repaired:
         _LOGGER.warning(
             "Omitted from the exported document: defaults that do not match their type, in %s",
@@ -122,6 +123,23 @@ def to_openapi(
         "paths": paths,
         "components": components if paths else {},
     }
+
+
+def _name_operations(items: list[JSONObject]) -> None:
+    """Add numbers to operation ids that become the same function name in generated clients."""
+    taken: set[str] = set()
+    for method in ("post", "get"):
+        for operation in [item[method] for item in items if method in item]:
+            wanted, number = operation["operationId"], 1
+            while (name := _function_name(operation["operationId"])) in taken:
+                number += 1
+                operation["operationId"] = f"{wanted}_{number}"
+            taken.add(name)
+
+
+def _function_name(operation_id: str) -> str:
+    """Return the part of an operation id that the function names of all generators have in common."""
+    return "".join(filter(str.isalnum, operation_id)).lower()
 
 
 def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
@@ -256,6 +274,9 @@ class _Builder:
             written["content"] = {JSON: {"schema": shown}}
         else:
             written["schema"] = shown
+            if parameter.shape is ParameterForm.LIST:
+                # The default, which some generators of clients do not know.
+                written["explode"] = True
         return written
 
     def _errors(
