@@ -137,6 +137,24 @@ def test_definitions_take_the_place_of_their_references() -> None:
     }
 
 
+def test_definitions_of_a_union_with_a_discriminator_take_the_place_of_their_references() -> None:
+    cat = {"properties": {"kind": {"const": "cat"}}}
+    document: Any = {
+        "type": "object",
+        "properties": {
+            "pet": {
+                "oneOf": [{"$ref": "#/$defs/Cat"}],
+                "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat"}},
+            },
+            "discriminator": {"type": "string"},
+        },
+        "$defs": {"Cat": cat},
+    }
+
+    found: Any = inlined(document, 1000)
+    assert found["properties"] == {"pet": {"oneOf": [cat]}, "discriminator": {"type": "string"}}
+
+
 @pytest.mark.parametrize(
     "document",
     [

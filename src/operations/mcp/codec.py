@@ -375,6 +375,8 @@ def inlined(document: JSONSchema, budget: int) -> JSONSchema:
         nonlocal budget
         for keyword in DEFINITIONS:
             schema.pop(keyword, None)
+        # Refers to definitions, and repeats in the words of OpenAPI which member of a union is valid.
+        schema.pop("discriminator", None)
         if not _BOUND_TO_PLACE.isdisjoint(schema):
             raise _CannotInlineError
         reference = reference_of(schema)
@@ -406,7 +408,7 @@ class _CannotInlineError(Exception):
 
 
 _BOUND_TO_PLACE: Final = frozenset({
-    "$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "discriminator",
+    "$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef",
 })  # fmt: skip
 """Keywords that refer to other schemas, or to which other schemas refer, by other means than `$ref`."""
 
