@@ -368,6 +368,15 @@ def test_arrays_have_items_because_linters_and_client_generators_require_it() ->
     assert operation["responses"]["200"]["content"]["application/json"]["schema"] == closed
 
 
+def test_a_result_that_is_always_null_has_no_type_because_client_generators_fail_for_it() -> None:
+    exported = spec(type="mutation", output_schema={"type": "null"})
+    document = document_of(exported)
+
+    content = document["paths"]["/test/run"]["post"]["responses"]["200"]["content"]
+    assert content == {"application/json": {"schema": {"const": None}}}
+    assert restored(document, "test.run") == exported
+
+
 def test_the_same_operations_produce_the_same_text_in_any_order() -> None:
     operations = list(build())
 

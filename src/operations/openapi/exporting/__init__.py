@@ -201,6 +201,9 @@ class _Builder:
         output_schema, whole_output = self._placed(
             spec.output_schema, f"{spec.id}.output", came_from
         )
+        if output_schema == {"type": "null"}:
+            # Generators of clients fail for a result of this type.
+            output_schema, whole_output = {"const": None}, output_schema
         operation: JSONObject = {"operationId": spec.id}
         if spec.title:
             operation["summary"] = spec.title
