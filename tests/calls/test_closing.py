@@ -65,6 +65,19 @@ async def test_a_subscription_can_be_cancelled_at_every_step(
         assert await read(calls) == [0, 1, 2, 3, 4]
 
 
+async def test_a_worker_whose_connection_is_closed_first_stops_at_once(
+    broker_world: World, registry: OperationRegistry
+) -> None:
+    connecting = AsyncExitStack()
+    target = await connecting.enter_async_context(broker_world.connect())
+    loop = asyncio.get_running_loop()
+    async with serve_calls(registry, target):
+        await connecting.aclose()
+        closed_at = loop.time()
+    # Measured, because a timeout does not interrupt a worker that stops.
+    assert loop.time() - closed_at < 2
+
+
 @pytest.mark.parametrize("first", ["target", "map", "worker"])
 async def test_closing_in_the_wrong_order_still_ends(
     world: World, registry: OperationRegistry, first: str, tmp_path: Path

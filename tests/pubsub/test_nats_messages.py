@@ -16,7 +16,11 @@ def listening() -> tuple[ReconnectingClient, list[tuple[bytes, str, str]]]:
     client, taken = ReconnectingClient(), list[tuple[bytes, str, str]]()
     subscription = object()
     client._subs[7] = subscription  # type: ignore[assignment]
-    client.handle_directly(subscription, lambda *message: taken.append(message))
+
+    def take(body: bytes, reply: bytes, subject: bytes) -> None:
+        taken.append((body, reply.decode(), subject.decode()))
+
+    client.handle_directly(subscription, take)
     return client, taken
 
 

@@ -52,7 +52,7 @@ _MAX_WORKERS = 10_000
 """The largest number of workers in one report."""
 
 
-class WorkerReport(WorkerStats, frozen=True, kw_only=True, omit_defaults=False):
+class WorkerReport(WorkerStats, kw_only=True, omit_defaults=False):
     """A connected worker."""
 
     worker: str

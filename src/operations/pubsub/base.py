@@ -152,7 +152,7 @@ class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds since the epoch, by the clock of the broker."""
 
 
-class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class WorkerStats(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
     """Counters of a worker since it started. They contain no operations, callers or inputs."""
 
     name: ShortText = ""
@@ -395,25 +395,6 @@ def enforce_size(body: bytes, max_bytes: int) -> None:
     """Raise `TooLargeError` if a message is too large."""
     if len(body) > max_bytes:
         raise TooLargeError(f"{len(body)} bytes are more than {max_bytes}")
-
-
-class LoopAffinity:
-    """Binds a connection to its event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.is_closed = False
-
-    def enforce(self) -> None:
-        """Raise an error unless the connection can be used on the running event loop.
-
-        Raises:
-            NotSentError: If the connection is closed, or belongs to another loop.
-        """
-        if self.is_closed:
-            raise NotSentError("the connection was closed: connect again")
-        if asyncio.get_running_loop() is not self._loop:
-            raise NotSentError("the connection belongs to another event loop: connect on this one")
 
 
 async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:

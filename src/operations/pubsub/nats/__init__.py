@@ -13,7 +13,6 @@ switch to durable queues without lost or repeated requests, switch the workers f
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import lru_cache, partial
@@ -23,7 +22,6 @@ from typing import Any
 
 import msgspec
 
-from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.errors import (
     MissingExtraError,
@@ -49,15 +47,14 @@ from operations.pubsub.base import (
     Consumer,
     Delivery,
     EventTarget,
-    LoopAffinity,
     QueueState,
     Receiver,
     StoredLetter,
     Subscription,
     WorkerStats,
     shielded,
-    wait_until,
 )
+from operations.pubsub.broker import BrokerTarget
 from operations.pubsub.config import (
     ANY_CLIENT,
     NOT_PERMITTED,
@@ -65,7 +62,6 @@ from operations.pubsub.config import (
     NatsConfig,
     connect_failure,
     enforce_address,
-    enforce_client,
     is_worker_in,
 )
 from operations.pubsub.nats.client import (
@@ -82,8 +78,6 @@ from operations.types import options_of
 
 __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]
 
-logger = logging.getLogger("operations")
-
 _PING_SECONDS = 0.3
 """Seconds to wait for the response to a ping; without a response the listener counts as present, but busy."""
 
@@ -97,27 +91,20 @@ _MAX_KNOWN = 4096
 """The number of addresses and subjects that are cached, because a worker replies to the same callers repeatedly."""
 
 
-class NatsTarget(EventTarget):
+class NatsTarget(BrokerTarget):
     """A client of a NATS server. Created by `connect_nats`."""
 
     def __init__(self, config: NatsConfig) -> None:
-        self._affinity = LoopAffinity()
-        self._losses = LogThrottle()
-        self.trusted = config.trusted
+        super().__init__(config, "NATS")
         self.max_bytes = 1024 * 1024
-        self.max_values = config.max_values
         self.durable, self.chooses_worker = config.durable, not config.durable
         self._prefix = config.prefix
-        self._client = config.client
-        enforce_client(self._client)
         self._control_space, self._box_space = f"{self._prefix}.control.", f"{self._prefix}.box."
         self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
         self._sender_of = lru_cache(_MAX_KNOWN)(partial(sender_of, self._prefix))
-        self._boxes = subject_of(f"{self._prefix}.box", self._client)
+        self._boxes = subject_of(f"{self._prefix}.box", self.client)
         self._nats = ReconnectingClient()
         self._jetstream = JetStream(self._nats, config) if self.durable else None
-        self._receivers: list[Receiver] = []
-        self._connected = asyncio.Event()
         self._permitted: set[str] = set()
         """The subjects to which the server has let this client publish."""
         self._publishing_first = asyncio.Lock()
@@ -156,14 +143,14 @@ class NatsTarget(EventTarget):
             reason = failure or f"no response for {config.connect_timeout:g} seconds"
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._note_limit()
-        self._connected.set()
+        self.connected.set()
         if self._jetstream is not None:
             await self._jetstream.open()
 
     @shielded
     async def aclose(self) -> None:
         """Flush and disconnect."""
-        self._affinity.is_closed = True
+        self.is_closed = True
         try:
             if self._jetstream is not None:
                 await self._jetstream.aclose()
@@ -181,30 +168,22 @@ class NatsTarget(EventTarget):
     def is_connected(self) -> bool:
         """Whether the server can be reached now, and the receivers know it."""
         # The library is connected a moment before it calls `_on_restored`.
-        return self._nats.is_connected and self._connected.is_set()
+        return self._nats.is_connected and self.connected.is_set()
 
     async def _on_lost(self) -> None:
-        if self._connected.is_set() and not self._affinity.is_closed:
-            logger.log(self._losses.level(), "the connection to NATS was lost")
-        self._connected.clear()
-        for receiver in tuple(self._receivers):
-            receiver.lost("the connection to NATS was lost")
+        if self.connected.is_set() and not self.is_closed:
+            self.lost("the connection to NATS was lost")
+        self.connected.clear()
 
     async def _on_restored(self) -> None:
         self._nats.backoff.reset()
         self._note_limit()
-        self._connected.set()
-        for receiver in tuple(self._receivers):
-            receiver.restored()
+        self.connected.set()
+        self.restored()
 
     def _note_limit(self) -> None:
         """Store the largest message that the server accepts, which includes headers."""
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
-
-    async def _ready(self, wait: float) -> None:
-        if not self._connected.is_set():
-            self._affinity.enforce()
-            await wait_until(self._connected, wait, "NATS cannot be reached")
 
     async def check_privacy(self) -> None:
         """Raise an error unless the server blocks this client from the mailboxes and requests of other clients.
@@ -267,7 +246,7 @@ class NatsTarget(EventTarget):
             if address.startswith(self._box_space):
                 return f"{address}._"
             if address.startswith(self._control_space):
-                return f"{address}.{self._client}"
+                return f"{address}.{self.client}"
             if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
                 return address
         raise NotSentError(f"{address[:100]!r} is not an address of this prefix")
@@ -277,7 +256,7 @@ class NatsTarget(EventTarget):
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
-        self._affinity.enforce()
+        self.enforce_usable()
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
@@ -288,8 +267,7 @@ class NatsTarget(EventTarget):
                     )
 
             await self._nats.confirm(map(self._listening_subject, addresses), subscribe)
-            self._receivers.append(receiver)
-            undo.callback(self._receivers.remove, receiver)
+            self.notify(receiver, undo)
             return undo.pop_all()
 
     def _listening_subject(self, address: str) -> str:
@@ -304,14 +282,15 @@ class NatsTarget(EventTarget):
         """Return the handlers of messages, and of those without a body: pings, and reports of undelivered requests."""
         is_control = address.startswith(self._control_space)
 
-        def handle(body: bytes, _: str, subject: str) -> None:
+        def handle(body: bytes, _: bytes, subject: bytes) -> None:
             sender = self._sender_of(subject) if is_control else ""
             receiver.receive(Delivery(body, sender=sender))
 
         async def on_empty(message: Any) -> None:
             if message.reply:
                 # A ping, which a client may send only with its own reply address.
-                if not is_control or message.reply.startswith(self._sender_of(message.subject)):
+                sender = sender_of(self._prefix, message.subject.encode())
+                if not is_control or message.reply.startswith(sender):
                     await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
                 key, _, name = message.subject[len(address) + 1 :].partition("=")
@@ -322,8 +301,8 @@ class NatsTarget(EventTarget):
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
-        if not self._connected.is_set():
-            await self._ready(_SEND_WAIT)
+        if not self.connected.is_set():
+            await self.ready(_SEND_WAIT)
         await self._nats.publish_now(subject, body)
 
     async def is_present(self, address: str) -> bool:
@@ -331,7 +310,7 @@ class NatsTarget(EventTarget):
 
         If there is none, the server responds; a busy one may not respond.
         """
-        await self._ready(0)
+        await self.ready(0)
         try:
             subject = self._subject(address)
         except NotSentError:
@@ -353,10 +332,10 @@ class NatsTarget(EventTarget):
 
         The server distributes plain requests one by one; `capacity` applies to durable requests.
         """
-        self._affinity.enforce()
+        self.enforce_usable()
 
-        def receive_request(body: bytes, reply: str, subject: str) -> None:
-            sender = self._sender_of(subject)
+        def receive_request(body: bytes, reply_to: bytes, subject: bytes) -> None:
+            sender, reply = self._sender_of(subject), reply_to.decode()
             if reply.startswith(self._box_space):
                 # The last token is the id of the request.
                 reply = reply.rpartition(".")[0]
@@ -380,14 +359,14 @@ class NatsTarget(EventTarget):
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
-        if not self._connected.is_set():
-            await self._ready(wait)
+        if not self.connected.is_set():
+            await self.ready(wait)
         if self._jetstream is not None:
-            subject = f"{self._queue(queue, 'durable')}.{self._client}"
+            subject = f"{self._queue(queue, 'durable')}.{self.client}"
             # Includes the secret part of the mailbox, because all clients of a stream share message ids.
             key = f"{key}.{reply_to.rpartition('.')[2]}"
             return await self._jetstream.enqueue(subject, body, key)
-        subject = f"{self._queue(queue)}.{self._client}"
+        subject = f"{self._queue(queue)}.{self.client}"
         publish = partial(
             self._nats.publish_now, subject, body, f"{reply_to}.{key}" if reply_to else ""
         )
@@ -417,8 +396,8 @@ class NatsTarget(EventTarget):
     ) -> str:
         """Publish to the subject of a worker. If the worker has left, the server sends a message to `reply_to`."""
         subject = self._subject(worker)
-        if not self._connected.is_set():
-            await self._ready(wait)
+        if not self.connected.is_set():
+            await self.ready(wait)
         name = worker[len(self._control_space) :]
         await self._nats.publish_now(subject, body, f"{reply_to}.{key}={name}")
         return ""
@@ -429,7 +408,7 @@ class NatsTarget(EventTarget):
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Publish a request that crashed its workers to the subject `aside` of its group and client."""
-        await self._nats.publish_now(f"{self._queue(queue, 'aside')}.{self._client}", body)
+        await self._nats.publish_now(f"{self._queue(queue, 'aside')}.{self.client}", body)
 
     # ---------------------------------------------------------------------------------------- administration
 

@@ -49,7 +49,7 @@ _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", re.ASCII)
 
-MessageHandler: TypeAlias = Callable[[bytes, str, str], None]
+MessageHandler: TypeAlias = Callable[[bytes, bytes, bytes], None]
 """Takes a message, the subject for replies, and its own subject. Must return at once."""
 
 
@@ -68,9 +68,9 @@ def subject_of(space: str, name: str) -> str:
     return subject
 
 
-def sender_of(prefix: str, subject: str) -> str:
+def sender_of(prefix: str, subject: bytes) -> str:
     """Return the common prefix of all mailboxes of the client in the last token of a subject."""
-    return f"{prefix}.box.{subject.rpartition('.')[2]}."
+    return f"{prefix}.box.{subject.rpartition(b'.')[2].decode()}."
 
 
 class _NoTLSError(Error):
@@ -151,7 +151,7 @@ class ReconnectingClient(Client):
 
         async def deliver(message: Any) -> None:
             if message.data or on_empty is None:
-                handle(message.data, message.reply, message.subject)
+                handle(message.data, message.reply.encode(), message.subject.encode())
             else:
                 await on_empty(message)
 
@@ -278,7 +278,7 @@ class ReconnectingClient(Client):
         if handle is None or not body:
             return False
         try:
-            handle(body, reply.decode(), subject.decode())
+            handle(body, reply, subject)
         except Exception:  # noqa: BLE001 - no message may stop the reader
             self._log_broken()
         return True
@@ -308,9 +308,12 @@ class ReconnectingClient(Client):
             raise TooLargeError(f"{size} bytes are more than {self.max_payload}")
         try:
             if self.is_connected and self._flush_queue is not None:
-                line = f"PUB {subject} {reply} {size}\r\n"
-                await self._send_command(b"%b%b\r\n" % (line.encode(), body))
-                if self._flush_queue.empty():
+                command = b"%b%b\r\n" % (f"PUB {subject} {reply} {size}\r\n".encode(), body)
+                self._pending.append(command)
+                self._pending_data_size += len(command)
+                if self._pending_data_size > self._max_pending_size:
+                    await self._flush_pending(force_flush=True)
+                elif self._flush_queue.empty():
                     await self._flush_pending()
             else:
                 await self.publish(subject, body, reply)

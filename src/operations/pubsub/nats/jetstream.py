@@ -476,7 +476,7 @@ class DurableReader:
         for message in messages:
             age = began + self._ahead - message.metadata.timestamp.timestamp()
             claim = _MessageClaim(message, self._batch, began, self._jetstream.client.start)
-            sender = sender_of(self._jetstream.prefix, message.subject)
+            sender = sender_of(self._jetstream.prefix, message.subject.encode())
             deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
         await self._batch.begun(len(messages), began)
 

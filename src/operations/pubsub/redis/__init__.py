@@ -100,9 +100,8 @@ class RedisTarget(RedisClient):
     def __init__(self, config: RedisConfig) -> None:
         super().__init__(config)
         self._prefix = self.connector.prefix
-        self._client = config.client
         self._clients = tuple(dict.fromkeys(config.clients))
-        for name in (self._client, *self._clients):
+        for name in self._clients:
             enforce_client(name)
         self._max_backlog = config.max_backlog
         self._channels = Channels(self, sender_of=self._sender_of)
@@ -148,7 +147,7 @@ class RedisTarget(RedisClient):
 
     def mailbox(self) -> str:
         """Return a new private address under this client's name."""
-        return f"{self._prefix}box:{self._client}:{token_hex(16)}"
+        return f"{self._prefix}box:{self.client}:{token_hex(16)}"
 
     def topic(self, name: str) -> str:
         """Return the public address called `name`."""
@@ -184,20 +183,19 @@ class RedisTarget(RedisClient):
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
-        self.affinity.enforce()
+        self.enforce_usable()
         boxes = [address for address in addresses if self._is_mailbox(address)]
         controls = [address for address in addresses if self._is_control(address)]
         channels = [address for address in addresses if address.startswith(f"{self._prefix}topic:")]
         # Operators may have the same name as the workers.
-        senders = dict.fromkeys((*self._clients, self._client))
+        senders = dict.fromkeys((*self._clients, self.client))
         channels += [f"{address}:{client}" for address in controls for client in senders]
         async with AsyncExitStack() as undo:
             if boxes:
                 reader = MailboxReader(self, boxes, receiver)
                 undo.push_async_callback(reader.aclose)
                 await reader.open()
-            self.receivers.append(receiver)
-            undo.callback(self.receivers.remove, receiver)
+            self.notify(receiver, undo)
             await self._channels.subscribe([*boxes, *controls], None, undo)
             await self._channels.subscribe(channels, receiver, undo)
             return undo.pop_all()
@@ -219,7 +217,7 @@ class RedisTarget(RedisClient):
         elif address.startswith(f"{self._prefix}topic:"):
             await self.link.post("PUBLISH", address, body)
         elif self._is_control(address):
-            await self.link.post("PUBLISH", f"{address}:{self._client}", body)
+            await self.link.post("PUBLISH", f"{address}:{self.client}", body)
         else:
             raise NotSentError(f"{address!r} is not an address of this prefix")
 
@@ -246,7 +244,7 @@ class RedisTarget(RedisClient):
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
         """Consume from the queues of the given clients, which the workers of the group share."""
-        self.affinity.enforce()
+        self.enforce_usable()
         queues = {self._queue(queue, client): self._space(client) for client in self._clients}
         reader = QueueReader(self, queues, consumer)
         async with AsyncExitStack() as undo:
@@ -266,7 +264,7 @@ class RedisTarget(RedisClient):
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
         while True:
-            if not self.is_connected:
+            if not self.connected.is_set():
                 await self.ready(ends_at - loop.time())
             try:
                 answer = await self._add(queue, key, body)
@@ -278,8 +276,8 @@ class RedisTarget(RedisClient):
             else:
                 break
         if answer == _NO_WORKER:
-            named = f", and that workers serve this client: clients=[{self._client!r}]"
-            hint = "" if self._client == ANY_CLIENT else named
+            named = f", and that workers serve this client: clients=[{self.client!r}]"
+            hint = "" if self.client == ANY_CLIENT else named
             raise NoReceiverError(
                 f"no worker serves the group {queue!r}; start a worker, or check the group{hint}"
             )
@@ -303,7 +301,7 @@ class RedisTarget(RedisClient):
         """Add the requests of one iteration of the event loop, which were collected before this task runs."""
         if self._batches.get(queue) is batch:
             del self._batches[queue]
-        client = self._client
+        client = self.client
         command = (
             *(1, self._queue(queue, client), self._max_backlog, _MARK_SECONDS),
             *(self._backlog(queue, client), f"{self._prefix}seen:{client}:{queue}:"),
@@ -340,16 +338,16 @@ class RedisTarget(RedisClient):
         """Return whether an entry is in the queue, from which a worker removes it when it starts."""
         if not receipt:
             return False
-        name = self._queue(queue, self._client)
+        name = self._queue(queue, self.client)
         return bool(await self._ask("XRANGE", name, receipt, receipt))
 
     async def withdraw(self, queue: str, receipt: str) -> None:
         """Delete an entry, which would count as waiting until a worker reads it."""
-        await self.link.post("XDEL", self._queue(queue, self._client), receipt)
+        await self.link.post("XDEL", self._queue(queue, self.client), receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Store a request that crashed its workers in the stream `aside:`, which has the last thousand."""
-        name = self._letters(queue, self._client)
+        name = self._letters(queue, self.client)
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 
     # ---------------------------------------------------------------------------------------- administration
@@ -524,8 +522,7 @@ class RedisInteropTarget(RedisClient):
 
     async def _subscribe(self, types: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         async with AsyncExitStack() as undo:
-            self.receivers.append(receiver)
-            undo.callback(self.receivers.remove, receiver)
+            self.notify(receiver, undo)
             prefix = re.sub(r"([*?\[\]\\^])", r"\\\1", self._prefix)
             patterns = [f"{prefix}{kind}:*" for kind in types]
             await self._channels.subscribe(patterns, receiver, undo)

@@ -32,7 +32,8 @@ from redis.exceptions import (
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import EventTarget, LoopAffinity, Receiver, shielded, wait_until
+from operations.pubsub.base import shielded, wait_until
+from operations.pubsub.broker import BrokerTarget
 from operations.pubsub.config import (
     NOT_PERMITTED,
     RedisConfig,
@@ -286,22 +287,17 @@ MAX_BUFFERED = 8 * 1024 * 1024
 """Senders wait while more bytes than this are unwritten."""
 
 
-class RedisClient(EventTarget):
+class RedisClient(BrokerTarget):
     """The connections of one client, which counts as connected only if all of them are open.
 
     Attributes:
         connections: The connection for commands, which is `link`, one for channels, and one for each reader.
-        receivers: Notified when a connection is lost, and when all are restored.
     """
 
     def __init__(self, config: RedisConfig) -> None:
-        self.affinity = LoopAffinity()
-        self.trusted = config.trusted
-        self.max_bytes, self.max_values = config.max_bytes, config.max_values
+        super().__init__(config, "Redis")
+        self.max_bytes = config.max_bytes
         self.connector = Connector(config)
-        self.receivers: list[Receiver] = []
-        self._all_up = asyncio.Event()
-        self._losses = LogThrottle()
         self._is_lost = False
         self.connections: list[ReconnectingConnection] = []
         self.link = PipelinedConnection(self)
@@ -314,37 +310,25 @@ class RedisClient(EventTarget):
     @shielded
     async def aclose(self) -> None:
         """Close every subscription and disconnect."""
-        self.affinity.is_closed = True
+        self.is_closed = True
         async with AsyncExitStack() as stack:
             for connection in self.connections:
                 stack.push_async_callback(connection.aclose)
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether Redis can be reached now, over every connection that this client has."""
-        return self._all_up.is_set()
-
-    async def ready(self, wait: float) -> None:
-        """Wait until all connections are restored; raise `NotSentError` if that takes too long."""
-        self.affinity.enforce()
-        await wait_until(self._all_up, wait, "Redis cannot be reached")
-
     def lost(self, reason: str) -> None:
-        """Record that a connection is lost, usually together with the others."""
-        logger.log(self._losses.level(), reason)
+        """Report that a connection is lost, usually together with the others."""
         self._is_lost = True
-        for receiver in tuple(self.receivers):
-            receiver.lost(reason)
+        super().lost(reason)
 
     def check(self) -> None:
         """Record whether all connections are open, when one of them was added, opened, lost or removed."""
         if not (self.link.is_up and all(connection.is_up for connection in self.connections)):
-            self._all_up.clear()
+            self.connected.clear()
             return
-        self._all_up.set()
+        self.connected.set()
         was_lost, self._is_lost = self._is_lost, False
-        for receiver in tuple(self.receivers) if was_lost else ():
-            receiver.restored()
+        if was_lost:
+            self.restored()
 
 
 class ReconnectingConnection(ABC):
@@ -502,8 +486,10 @@ class PipelinedConnection(ReconnectingConnection):
             await super().aclose()
 
     async def ready(self, wait: float | None = _SEND_WAIT) -> None:
-        """Wait until commands can be sent; raise `NotSentError` if that takes too long."""
+        """Wait until commands can be sent; raise `NotSentError` if that takes too long, or the client is closed."""
         if not self._up.is_set():
+            if wait is not None:
+                self._client.enforce_usable()
             await wait_until(self._up, wait, "Redis cannot be reached")
 
     async def request(self, *command: Any) -> Any:
