@@ -9,10 +9,9 @@ import anyio
 import pytest
 
 from operations.calls.execution import WEIGHT, AdmissionQueue, Recent
-from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
+from operations.calls.jobs import MAX_UNREAD_BYTES, Pace, WorkerConfig
 from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
-from operations.front.limits import Limits
 
 
 @dataclass(eq=False)
@@ -26,10 +25,10 @@ class Work:
 class Floor:
     """Admission, and the calls that it started."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.started: list[Work] = []
         start: Any = self._start
-        self.admission: Any = AdmissionQueue(Limits(**limits), start)
+        self.admission: Any = AdmissionQueue(WorkerConfig(**limits), start)
 
     def _start(self, work: Work) -> bool:
         if work.worth_it:
@@ -38,7 +37,7 @@ class Floor:
 
 
 def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> None:
-    floor = Floor(calls=2, queue=1)
+    floor = Floor(concurrency=2, queue=1)
     work = [Work() for _ in range(4)]
 
     reasons = [floor.admission.offer(one) for one in work]
@@ -51,16 +50,18 @@ def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> Non
     assert floor.admission.waiting == 0
 
 
-def test_the_line_is_bounded_in_bytes_too() -> None:
-    floor = Floor(calls=1, queue=10, queue_bytes=100)
+def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.calls.execution.MAX_WAITING_BYTES", 100)
+    floor = Floor(concurrency=1, queue=10)
     assert floor.admission.offer(Work()) is None
     assert floor.admission.offer(Work(size=80)) is None
     refusal = "1 call running and 1 waiting on this worker"
     assert floor.admission.offer(Work(size=30)) == refusal
 
 
-def test_a_call_that_ended_while_it_waited_makes_room() -> None:
-    floor = Floor(calls=1, queue=1, queue_bytes=100)
+def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.calls.execution.MAX_WAITING_BYTES", 100)
+    floor = Floor(concurrency=1, queue=1)
     first, ended, fresh = Work(), Work(size=80), Work(size=80)
     for work in (first, ended):
         floor.admission.offer(work)
@@ -72,7 +73,7 @@ def test_a_call_that_ended_while_it_waited_makes_room() -> None:
 
 
 def test_an_expired_request_occupies_no_slot() -> None:
-    floor = Floor(calls=1, queue=10)
+    floor = Floor(concurrency=1, queue=10)
     first, stale, fresh = Work(), Work(), Work()
     for work in (first, stale, fresh):
         floor.admission.offer(work)
@@ -83,7 +84,7 @@ def test_an_expired_request_occupies_no_slot() -> None:
 
 
 def test_one_principal_has_its_own_bound() -> None:
-    floor = Floor(calls=10, calls_per_caller=1)
+    floor = Floor(concurrency=10, per_principal=1)
     first = Work(principal="a")
     assert floor.admission.offer(first) is None
     assert (
@@ -96,7 +97,7 @@ def test_one_principal_has_its_own_bound() -> None:
 
 
 def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
-    floor = Floor(calls=10, calls_per_caller=2)
+    floor = Floor(concurrency=10, per_principal=2)
     names = ("a", "a ", " a", "b")
     one, two, three, other = works = [Work(principal=name) for name in names]
     for work in works:

@@ -22,7 +22,6 @@ from typing import Any
 
 from operations._pipeline.plan import BUCKETS
 from operations._text import counted, printable
-from operations.access import Identity
 from operations.calls.events import (
     CallCompleted,
     CallOffered,
@@ -35,14 +34,14 @@ from operations.calls.events import (
     refusal_of,
 )
 from operations.calls.jobs import (
+    MAX_WAITING_BYTES,
     Job,
     WorkerConfig,
-    WorkerCounters,
     access_log,
     exhausted,
+    log_call,
     may_have_run,
     nothing,
-    principal_of,
     quietly,
     set_after,
     then,
@@ -55,9 +54,9 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front
 from operations.front.credentials import credential_ended, identify_credential
-from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
+from operations.front.limits import UNCOUNTED_OUTPUT, Slot, caller_key
 from operations.front.public_errors import public_error
-from operations.pubsub.base import BoundedSet, EventTarget, start_task
+from operations.pubsub.base import BoundedSet, EventTarget, WorkerStats, start_task
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
@@ -120,15 +119,13 @@ class AdmissionQueue:
     """The slots of one worker, and the calls that wait for them.
 
     Args:
-        limits: The limits of the worker: `calls`, `calls_per_caller`, `queue`, `queue_bytes`.
+        config: The limits of the worker: `concurrency`, `queue` and `per_principal`.
         start: Starts a call; returns False if the call has already ended.
     """
 
-    def __init__(self, limits: Limits, start: Callable[[Job], bool]) -> None:
-        self._limits = limits
-        most = limits.calls + limits.queue
-        # If the limit per caller has no effect, callers are not counted.
-        self._per_caller = limits.calls_per_caller if limits.calls_per_caller < most else None
+    def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
+        self._slots, self._places = config.concurrency, config.queue
+        self._per_caller = config.per_principal
         self._start = start
         self._line: OrderedDict[Job, None] = OrderedDict()
         self._line_bytes = 0
@@ -143,22 +140,21 @@ class AdmissionQueue:
     @property
     def free(self) -> int:
         """The number of free slots."""
-        return self._limits.calls - self.running
+        return self._slots - self.running
 
     def offer(self, job: Job) -> str | None:
         """Start a call or add it to the queue; return the reason if it is rejected."""
-        limits = self._limits
         if self._per_caller is not None:
             reason = self.identified(job, job.principal)
             if reason is not None:
                 return reason
-        if self.running < limits.calls:
+        if self.running < self._slots:
             if self._start(job):
                 self.running += 1
             else:
                 self._forget(job)
             return None
-        if len(self._line) >= limits.queue or self._line_bytes + job.size > limits.queue_bytes:
+        if len(self._line) >= self._places or self._line_bytes + job.size > MAX_WAITING_BYTES:
             self._forget(job)
             return f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
         self._line[job] = None
@@ -181,7 +177,7 @@ class AdmissionQueue:
         if job.counted_as:
             self._forget(job)
         self.running -= 1
-        while self._line and self.running < self._limits.calls:
+        while self._line and self.running < self._slots:
             following, _ = self._line.popitem(last=False)
             self._line_bytes -= following.size
             if self._start(following):
@@ -213,7 +209,8 @@ class JobRunner(ABC):
         group: The worker group.
         mailbox: The address of this worker.
         jobs: The requests without a last reply, by their keys.
-        counters: The counters of the calls.
+        counters: Counts the calls.
+        queue_buckets: Calls by the time that they waited before they started; see `BUCKETS`.
     """
 
     def __init__(
@@ -225,14 +222,18 @@ class JobRunner(ABC):
         self.mailbox = target.control(token_hex(16))
         self.jobs: dict[str, Job] = {}
         self._shared = config.front
-        # The queue limits calls per caller; behind a broker all callers have one address.
-        calls = config.concurrency
-        self._front = config.front or Front(registry, Limits(calls=calls, calls_per_caller=calls))
+        self._front = config.front or Front(registry)
         self._config = config
         exposes = config.expose_errors
         self._exposes_errors = target.trusted if exposes is None else exposes
-        self._admission = AdmissionQueue(config.limits, self._start)
-        self.counters = WorkerCounters(config)
+        self._admission = AdmissionQueue(config, self._start)
+        self.counters = WorkerStats(
+            name=config.name,
+            version=config.version,
+            started_at=int(time() * 1000),
+            concurrency=config.concurrency,
+        )
+        self.queue_buckets = [0] * (len(BUCKETS) + 1)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
         self._recent = Recent()
         self._is_leaving = False
@@ -258,9 +259,9 @@ class JobRunner(ABC):
         if job.answered:
             return False
         job.began_at = now
-        waited, counters = now - job.queued_at, self.counters
-        counters.queue_seconds += waited
-        counters.queue_buckets[bisect_left(BUCKETS, waited)] += 1
+        waited = now - job.queued_at
+        self.counters.queue_seconds += waited
+        self.queue_buckets[bisect_left(BUCKETS, waited)] += 1
         task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
         self._running.add(task)
         return True
@@ -335,27 +336,27 @@ class JobRunner(ABC):
 
     async def _attend(self, job: Job) -> None:
         """Identify the caller of a job, and run it if the front admits it."""
-        identity, credential, config = job.identity, job.request.credential, self._config
+        credential, config = job.request.credential, self._config
         if credential is not None:
             try:
-                identity = await identify_credential(
+                job.identity = await identify_credential(
                     credential, config.resolve, self._front.auth, config.address
                 )
             except CallError as error:
                 await quietly(self._fail(job, error))
                 return
-            reason = self._admission.identified(job, principal_of(identity))
+            reason = self._admission.identified(job, caller_key(job.identity, ""))
             if reason is not None:
                 self._refuse(job, exhausted(reason))
                 return
         if self._shared is None:
-            await self._execute(job, identity)
+            await self._execute(job)
         else:
-            await self._execute_through(self._shared, job, identity)
+            await self._execute_through(self._shared, job)
 
-    async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
+    async def _execute_through(self, front: Front, job: Job) -> None:
         """Run a job if the rules that all entry points of a server share admit it."""
-        caller = job.caller = caller_key(identity, self._config.address)
+        identity = job.identity
         try:
             if identity is None and not front.serves_anonymous():
                 # A hub accepts sockets of unknown peers, which may only serve operations.
@@ -367,25 +368,25 @@ class JobRunner(ABC):
             elif not job.registry.has_remote:
                 # The caller receives the same reply as for a hidden operation.
                 front.find(job.request.operation_id, identity)
-            slot = front.admit(caller, is_stream=job.is_stream)
+            slot = front.admit(caller_key(identity, self._config.address), is_stream=job.is_stream)
         except CallError as error:
             self._refuse(job, error)
             return
         with slot:
-            await self._execute(job, identity)
+            await self._execute(job)
 
-    async def _execute(self, job: Job, identity: Identity | None) -> None:
+    async def _execute(self, job: Job) -> None:
         """Run the operation and send its results."""
-        if job.expires_at <= self._loop.time():
+        now = self._loop.time()
+        if job.expires_at <= now:
             # The timer cannot fire while a handler blocks the loop.
             await quietly(self._fail(job, job.timeout_error()))
             return
-        job.identity_id = None if identity is None else identity.id
-        request, registry = job.request, job.registry
+        request, registry, identity = job.request, job.registry, job.identity
         deadline = None
         if job.ends_at != NEVER:
             # Measured from the arrival, because the caller's clock may differ.
-            deadline = (time() + job.ends_at - self._loop.time()) * 1000
+            deadline = (time() + job.ends_at - now) * 1000
         context = OperationContext(
             request_id=request.request_id,
             parent_request_id=request.parent_request_id,
@@ -525,13 +526,12 @@ class JobRunner(ABC):
         """Count a call that has its last reply."""
         # Clients list the operations when they connect, which is not counted as work.
         if job.request.operation_id not in SERVICES:
-            counters = self.counters
-            ran = self._loop.time() - job.began_at if job.began_at else 0.0
+            counters, now = self.counters, self._loop.time()
             counters.finished += 1
             counters.failed += bool(job.code)
-            counters.seconds += ran
+            counters.seconds += now - (job.began_at or now)
             if access_log.isEnabledFor(logging.INFO):
-                counters.log(job, ran)
+                log_call(job, self.group, now)
 
     def _settle(self, job: Job) -> None:
         """Mark a call as ended."""
@@ -552,7 +552,7 @@ class JobRunner(ABC):
         """
         if self._shared is None or size <= UNCOUNTED_OUTPUT:
             return None
-        return self._shared.output.enter(job.caller, size)
+        return self._shared.output.enter(caller_key(job.identity, self._config.address), size)
 
     def _drop(self, job: Job) -> None:
         """Remove a request that another worker will handle."""
@@ -564,7 +564,9 @@ class JobRunner(ABC):
         if job.answered:
             return
         body = self._encode_error(job, error)
-        self.counters.refuse(job)
+        self.counters.refused += 1
+        if access_log.isEnabledFor(logging.INFO):
+            log_call(job, self.group, self._loop.time())
         self._drop(job)
         set_after(self._send_later(self._send_claimed(job, body)), job.replied)
 

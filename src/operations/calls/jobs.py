@@ -1,7 +1,4 @@
-"""The requests of a worker: time limits, callers, flow control, lost callers, and counters.
-
-The counters contain no operations, callers or inputs.
-"""
+"""The requests of a worker: time limits, flow control, lost callers, and the access log."""
 
 import asyncio
 import logging
@@ -14,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from operations._pipeline.plan import BUCKETS
 from operations.access import Identity
 from operations.calls.events import RequestPayload
 from operations.calls.states import NEVER
@@ -27,8 +23,8 @@ from operations.errors import (
 )
 from operations.front import Front
 from operations.front.credentials import CredentialResolver
-from operations.front.limits import Limits, call_seconds
-from operations.pubsub.base import Claim, EventTarget, WorkerStats
+from operations.front.limits import call_seconds, caller_key
+from operations.pubsub.base import Claim, EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import Count, Seconds
@@ -59,7 +55,7 @@ class WorkerConfig:
     concurrency: Count = 1024
     """The number of concurrent calls."""
 
-    queue: Annotated[int, Meta(ge=0)] = Limits().queue
+    queue: Annotated[int, Meta(ge=0)] = 16_384
     """The number of calls that may wait for a slot; further calls are rejected with `RESOURCE_EXHAUSTED`."""
 
     per_principal: Count | None = None
@@ -89,16 +85,9 @@ class WorkerConfig:
     expose_errors: bool | None = None
     """Show callers the text of unexpected exceptions; by default on trusted targets only."""
 
-    @property
-    def limits(self) -> Limits:
-        """The limits of the worker, with a queue for waiting calls."""
-        most = self.concurrency + self.queue
-        return Limits(
-            calls=self.concurrency,
-            queue=self.queue,
-            calls_per_caller=most if self.per_principal is None else self.per_principal,
-        )
 
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""The largest total size of the requests that wait for a slot, in bytes."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """The largest size of the unread items of one subscription, in bytes."""
@@ -181,8 +170,8 @@ class Job(msgspec.Struct, eq=False):
     """The earlier of the deadline and the end of the idle timeout."""
 
     identity: Identity | None
-    """The caller of a request without a credential: the identity of the connection or, on a trusted target, of the
-    request."""
+    """The caller: the owner of the credential, None until it is verified. Without a credential, the identity of the
+    connection or, on a trusted target, of the request."""
 
     pace: Pace | None = None
 
@@ -212,9 +201,6 @@ class Job(msgspec.Struct, eq=False):
     absent_since: float = NEVER
     """When the caller was first found to be disconnected, by the loop's clock."""
 
-    caller: str = ""
-    """The key of the caller for the limits of a server; empty until it is known."""
-
     counted_as: tuple[str, ...] = ()
     """The keys that the call counts against. Used by `AdmissionQueue`."""
 
@@ -224,15 +210,12 @@ class Job(msgspec.Struct, eq=False):
     code: str = ""
     """The code of the error with which it ended."""
 
-    identity_id: str | None = None
-    """The caller; None until it is known."""
-
     @property
     def principal(self) -> str:
         """The caller, if it is known on arrival."""
         if self.request.credential is not None:
             return f"by:{self.request.credential}"
-        return f"at:{self.reply_to}" if self.identity is None else principal_of(self.identity)
+        return caller_key(self.identity, self.reply_to)
 
     @property
     def is_acquiring(self) -> bool:
@@ -272,18 +255,21 @@ class Served(msgspec.Struct, frozen=True, eq=False):
 
 
 def time_limits(
-    request: RequestPayload, served: Served, front: Front | None
+    request: RequestPayload, age: float, served: Served, front: Front | None
 ) -> tuple[float, float]:
-    """Return the time limit of a request, and of each item of a subscription, in seconds.
+    """Return the remaining time of a request, and the time limit of each item of a subscription, in seconds.
 
     Args:
         request: The request.
+        age: Seconds that it waited at the broker.
         served: Its operation.
         front: Provides the time limits of external requests.
     """
     limit = None
     if request.timeout_ms is not None:
-        limit = request.timeout_ms / 1000
+        limit = request.timeout_ms / 1000 - age
+    elif age and request.idle_timeout is not None and age * 1000 >= request.idle_timeout:
+        limit = 0.0
     elif request.deadline is not None:
         limit = request.deadline / 1000 - time()
     if limit is not None and front is not None:
@@ -303,26 +289,10 @@ def time_limits(
     return limit, NEVER
 
 
-def principal_of(identity: Identity) -> str:
-    """Return the key of a known identity for limits."""
-    return f"id:{identity.limit_key}"
-
-
 def may_have_run(job: Job) -> CallError:
     """Return the error for a repeated request that must not run twice; its caller may have an outdated spec."""
     reason = f"{job.request.operation_id} may have run, and is not replayable"
     return CallError(ErrorCode.UNAVAILABLE, reason, retryable=False)
-
-
-def aged(request: RequestPayload, age: float) -> RequestPayload:
-    """Return a request with its time limit reduced by the time that it waited at the broker."""
-    spent = age * 1000
-    left = None
-    if request.timeout_ms is not None:
-        left = request.timeout_ms - spent
-    elif request.idle_timeout is not None and spent >= request.idle_timeout:
-        left = 0.0
-    return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
 
 
 def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:
@@ -360,57 +330,19 @@ def exhausted(reason: str) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
 
 
-class WorkerCounters:
-    """Counts the calls of one worker, and logs each to `operations.access` if that logger is enabled.
-
-    Attributes:
-        queue_buckets: Calls by the time that they waited before they started; see `BUCKETS`.
-    """
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
-        self._clock = asyncio.get_running_loop().time
-        self._started_at = int(time() * 1000)
-        self.finished = self.failed = self.refused = 0
-        self.seconds = self.queue_seconds = 0.0
-        self.queue_buckets = [0] * (len(BUCKETS) + 1)
-
-    def refuse(self, job: Job) -> None:
-        """Count a call that is rejected."""
-        self.refused += 1
-        if access_log.isEnabledFor(logging.INFO):
-            self.log(job, 0.0)
-
-    def log(self, job: Job, ran: float) -> None:
-        """Log a call that has ended."""
-        waited = (job.began_at or self._clock()) - job.queued_at
-        record = {
-            "group": self._config.group,
-            "operation": job.request.operation_id,
-            "code": job.code or None,
-            "ms": round(ran * 1000, 3),
-            "queuedMs": round(waited * 1000, 3),
-            "caller": job.identity_id,
-            "requestId": job.request.request_id,
-        }
-        access_log.info("%s", msgspec.json.encode(record).decode())
-
-    def stats(self, running: int, waiting: int, *, leaving: bool) -> WorkerStats:
-        """Return the counters for reports."""
-        return WorkerStats(
-            name=self._config.name,
-            version=self._config.version,
-            started_at=self._started_at,
-            concurrency=self._config.concurrency,
-            running=running,
-            waiting=waiting,
-            finished=self.finished,
-            failed=self.failed,
-            refused=self.refused,
-            seconds=round(self.seconds, 6),
-            queue_seconds=round(self.queue_seconds, 6),
-            leaving=leaving,
-        )
+def log_call(job: Job, group: str, now: float) -> None:
+    """Log a call that has ended to `operations.access`."""
+    began_at = job.began_at or now
+    record = {
+        "group": group,
+        "operation": job.request.operation_id,
+        "code": job.code or None,
+        "ms": round((now - began_at) * 1000, 3),
+        "queuedMs": round((began_at - job.queued_at) * 1000, 3),
+        "caller": None if job.identity is None else job.identity.id,
+        "requestId": job.request.request_id,
+    }
+    access_log.info("%s", msgspec.json.encode(record).decode())
 
 
 _CHECK_CALLERS = 0.25

@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, cast
 
+import msgspec
+
 from operations._resilience import LogThrottle
 from operations._signals import shutdown_event
 from operations.calls.events import (
@@ -43,7 +45,6 @@ from operations.calls.jobs import (
     Served,
     WorkerConfig,
     abandoned_jobs,
-    aged,
     exhausted,
     may_have_run,
     set_after,
@@ -118,7 +119,8 @@ class CallServer(JobRunner, Receiver):
 
     def stats(self) -> WorkerStats:
         """Return the counters as operators see them."""
-        return self.counters.stats(self.active, self.waiting, leaving=self._is_leaving)
+        now = {"running": self.active, "waiting": self.waiting, "leaving": self._is_leaving}
+        return msgspec.structs.replace(self.counters, **now)
 
     async def start(self) -> None:
         """Listen, and consume requests from the target.
@@ -305,8 +307,6 @@ class CallServer(JobRunner, Receiver):
         request_id, age = request.request_id, delivery.age
         claim, sender = delivery.claim, delivery.sender
         key = sender + request_id
-        if age:
-            request = aged(request, age)
         problem = check_request(request)
         if problem is not None:
             if claim is not None:
@@ -360,16 +360,18 @@ class CallServer(JobRunner, Receiver):
         served = self._served.get(request.operation_id)
         if served is None or self.registry.revision != self._served_revision:
             served = self._look_up(request.operation_id)
-        now, credit, target = self._loop.time(), request.credit, self.target
-        is_stream, timeout, idle = served.is_stream or credit is not None, request.timeout_ms, NEVER
+        target, age, credit, timeout = self.target, delivery.age, request.credit, request.timeout_ms
+        is_stream, idle = served.is_stream or credit is not None, NEVER
         if timeout is not None and not is_stream and self._shared is None:
             # The usual request, from a client of this package.
-            limit = timeout / 1000
+            limit = timeout / 1000 - age
         else:
-            limit, idle = time_limits(request, served, self._shared)
-        identity = target.identity
-        if request.identity is not None and target.trusted:
-            identity = request.identity
+            limit, idle = time_limits(request, age, served, self._shared)
+        now = self._loop.time()
+        identity = None
+        if request.credential is None:
+            identity = request.identity if target.trusted else None
+            identity = identity or target.identity
         return Job(
             request,
             reply_to,
@@ -380,7 +382,7 @@ class CallServer(JobRunner, Receiver):
             served.replayable,
             is_stream,
             now,
-            now - delivery.age,
+            now - age,
             now + limit,
             idle,
             now + min(limit, idle),

@@ -64,12 +64,6 @@ class Limits:
     calls_per_caller: Count = 250
     """Concurrent calls. A caller without identity counts by its address."""
 
-    queue: Annotated[int, Meta(ge=0)] = 16_384
-    """Calls that may wait for a slot at a worker. Servers reject calls beyond `calls` at once."""
-
-    queue_bytes: Count = 64 * 1024 * 1024
-    """The total size of waiting requests, in bytes."""
-
     streams: Count = 10_000
     """Open streams from all callers; the same number of WebSockets is allowed in addition."""
 

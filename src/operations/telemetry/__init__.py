@@ -368,7 +368,7 @@ def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -
 
 def worker_metrics(server: CallServer) -> bytes:
     """Return the counters of a worker in the text format of Prometheus."""
-    counters, stats = server.counters, server.stats()
+    stats = server.stats()
     labels = f'group="{_label(server.group)}"'
     outcomes = {
         "ok": stats.finished - stats.failed,
@@ -384,7 +384,7 @@ def worker_metrics(server: CallServer) -> bytes:
     lines += _family("operations_worker_calls_total", "Calls by outcome.", by_outcome, "counter")
     name = "operations_worker_queue_seconds"
     lines += _family(name, "Time that calls waited before they began.", {}, "histogram")
-    return _text(lines + _histogram(name, labels, counters.queue_buckets, counters.queue_seconds))
+    return _text(lines + _histogram(name, labels, server.queue_buckets, stats.queue_seconds))
 
 
 _OF_WORKERS = (
