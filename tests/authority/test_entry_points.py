@@ -549,6 +549,20 @@ def test_patterns_of_a_grant_that_match_no_operation_are_reported(
     ]
 
 
+def test_a_grant_can_be_created_while_its_store_cannot_be_reached(
+    run: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "operations.toml").open("r+") as file:
+        text = file.read().replace('file = "authority.db"', 'broker = "store"')
+        file.seek(0)
+        file.write(f'{text}[brokers.store]\nurl = "redis://127.0.0.1:9"\n')
+
+    assert main(["grant", "create", "alice", "--holder", "bot", "-o", "task.*"]) == 0
+    shown = capsys.readouterr()
+    assert read_token(shown.out.strip())[0].id == "alice"
+    assert "cannot be compared" in shown.err
+
+
 @pytest.mark.requirement("R63")
 def test_grants_approvals_and_the_ledger_at_the_command_line(
     run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

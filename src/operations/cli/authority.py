@@ -151,12 +151,16 @@ async def _report_unmatched(limits: GrantOptions, screen: Screen, common: Common
     file = common.load()
     if not any(_unmatched(limits, recall_ids(file))):
         return
-    async with open_session(common, screen, file=file) as hub:
-        # A server adds these operations.
-        hub.registry.register_object(hub.registry.authority.approvals, replace=True)
-        hub.registry.register_all(control_operations(hub, is_up=bool), replace=True)
-        offer_worker_operations(hub, is_up=bool)
-        ids = [spec.id for spec in hub.registry.specs()]
+    try:
+        async with open_session(common, screen, file=file) as hub:
+            # A server adds these operations.
+            hub.registry.register_object(hub.registry.authority.approvals, replace=True)
+            hub.registry.register_all(control_operations(hub, is_up=bool), replace=True)
+            offer_worker_operations(hub, is_up=bool)
+            ids = [spec.id for spec in hub.registry.specs()]
+    except OperationsError as error:
+        screen.warn(f"the patterns of the grant cannot be compared with operations: {error}")
+        return
     known = [*ids, *dict.fromkeys(f"{each.rpartition('.')[0]}.*" for each in ids)]
     for option, pattern in _unmatched(limits, ids):
         near = suggestion(pattern, known)
