@@ -156,6 +156,27 @@ def test_a_query_parameter_describes_only_what_a_query_can_express() -> None:
     assert body["properties"] == properties
 
 
+def test_a_query_parameter_in_json_describes_null_only_if_its_absence_is_something_else() -> None:
+    anything = {"anyOf": [{"type": "array", "items": {}}, {"type": "null"}]}
+    properties: Any = {
+        "absent": {**anything, "default": None},
+        "typed": {"type": ["object", "null"], "default": None},
+        "other": {**anything, "default": [1]},
+        "given": anything,
+    }
+    schema = {"type": "object", "properties": properties, "required": ["given"]}
+    document = document_of(spec(input_schema=from_schema(schema)))
+
+    parameters = document["paths"]["/test/run"]["get"]["parameters"]
+    found = {each["name"]: each["content"]["application/json"]["schema"] for each in parameters}
+    assert found == {
+        "absent": {"type": "array", "items": {}},
+        "typed": {"type": "object"},
+        "other": {**anything, "default": [1]},
+        "given": anything,
+    }
+
+
 def test_the_media_type_of_an_imported_file_is_declared() -> None:
     good = {"description": "A picture.", "content": {"image/png": {}}}
     imported = from_openapi(

@@ -257,7 +257,9 @@ class _Builder:
         self, spec: OperationSpec, parameter: QueryParameter, held: JSONObject
     ) -> JSONObject:
         schema = parameter.schema
-        if isinstance(schema, dict) and parameter.shape is not ParameterForm.JSON:
+        if isinstance(schema, dict) and (
+            parameter.shape is not ParameterForm.JSON or schema.get("default", ...) is None
+        ):
             schema = _without_null(schema)
         if parameter.shape is ParameterForm.LIST and isinstance(schema, dict):
             schema = _sendable_list(schema)
@@ -373,7 +375,8 @@ def _without_null(schema: JSONObject) -> JSONObject:
         schema = {**schema, "enum": [each for each in schema["enum"] if each is not None]}
     kind: Any = schema.get("type")
     if is_list(kind):
-        return {**schema, "type": [each for each in kind if each != "null"]}
+        types = [each for each in kind if each != "null"]
+        return {**schema, "type": types[0] if len(types) == 1 else types}
     for keyword in ("anyOf", "oneOf"):
         members: Any = schema.get(keyword)
         if is_list(members):
