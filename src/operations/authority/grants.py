@@ -112,6 +112,7 @@ def narrow(token: str, block: Block) -> str:
     if len(blocks) >= _MAX_BLOCKS or len(narrowed) > _MAX_TOKEN:
         most = f"{_MAX_BLOCKS} blocks and {_MAX_TOKEN} characters"
         raise GrantError(f"a grant has at most {most}")
+    read_token(narrowed)
     return narrowed
 
 
@@ -119,10 +120,14 @@ def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
     """Return the content of a token, without verifying it.
 
     Raises:
-        GrantError: If the token cannot be decoded.
+        GrantError: If the token cannot be decoded, or two blocks have the same id.
     """
-    subject, blocks, _ = _split(token)
-    return _decode(subject, Subject), tuple(_decode(each, Block) for each in blocks)
+    subject, segments, _ = _split(token)
+    blocks: tuple[Block, ...] = tuple(_decode(each, Block) for each in segments)
+    if len({each.id for each in blocks}) < len(blocks):
+        # Revoking the later block, whose holder chose its id, would also revoke the earlier one.
+        raise GrantError("two blocks of the grant have the same id")
+    return _decode(subject, Subject), blocks
 
 
 def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
