@@ -204,13 +204,14 @@ class _Path:
     """
 
     __slots__ = (
-        "_arguments", "_elsewhere", "_id", "_methods", "_operation", "_spec", "endpoint",
+        "_arguments", "_elsewhere", "_id", "_is_open", "_methods", "_operation", "_spec", "endpoint",
     )  # fmt: skip
 
     def __init__(self, operation: Operation, elsewhere: ASGIApp) -> None:
         self._operation = operation
         self._spec = spec = operation.spec
         self._elsewhere = elsewhere
+        self._is_open = spec.access_control.is_open
         self._id = spec.id
         self._methods = _METHODS[spec.type]
         self._arguments: QueryArguments | None = None
@@ -257,12 +258,14 @@ class _Path:
         except CallError as error:
             # A wrong credential must not reveal the operation either.
             problem = error
-        try:
-            state.front.enforce_visible(self._spec, state.identity)
-        except CallError as error:
-            if error.code == ErrorCode.OPERATION_NOT_FOUND:
-                return False
-            problem = problem or error
+        # Only a grant can hide an open operation.
+        if state.identity is not None or not self._is_open:
+            try:
+                state.front.enforce_visible(self._spec, state.identity)
+            except CallError as error:
+                if error.code == ErrorCode.OPERATION_NOT_FOUND:
+                    return False
+                problem = problem or error
         if problem is not None:
             raise problem
         return True
