@@ -11,8 +11,9 @@ from urllib.request import getproxies
 from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
+from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import StreamedBody
-from operations.openapi.transport import REPEATABLE, HTTPRequest, HTTPResponse, TLSFiles
+from operations.openapi.transport import REPEATABLE, HTTPRequest, HTTPResponse
 
 try:
     import aiohttp
@@ -34,29 +35,17 @@ class AiohttpTransport:
     Its pools open with the first request. Every event loop has its own pools.
 
     Args:
-        connections: The largest number of open connections per pool.
-        resolver: Resolves names; for tests.
-        proxy: The URL of a proxy. Requests that must reach a public address do not use it, because a proxy resolves
+        config: The settings. Requests that must reach a public address do not use a proxy, because a proxy resolves
             names itself.
-        trust_env: Whether to read proxies from the environment, unless `proxy` is set.
-        tls: The certificates.
+        resolver: Resolves names; for tests.
     """
 
-    def __init__(
-        self,
-        *,
-        connections: int = 100,
-        resolver: AbstractResolver | None = None,
-        proxy: str | None = None,
-        trust_env: bool = False,
-        tls: TLSFiles = TLSFiles(),  # noqa: B008 - a tuple
-    ) -> None:
-        self._connections = connections
+    def __init__(self, config: HTTPServiceConfig, resolver: AbstractResolver | None = None) -> None:
+        self._config = config
         self._resolver = resolver
-        self._tls = tls
-        self._proxies = getproxies() if trust_env and proxy is None else {}
-        if proxy is not None:
-            self._proxies = {"http": proxy, "https": proxy}
+        self._proxies = getproxies() if config.trust_env and config.proxy is None else {}
+        if config.proxy is not None:
+            self._proxies = {"http": config.proxy, "https": config.proxy}
         self.has_proxies = bool(self._proxies)
         self._sessions: dict[
             asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]
@@ -98,10 +87,10 @@ class AiohttpTransport:
             resolver = self._resolver or ThreadedResolver()
             session = sessions[public_only, new_connection] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=self._connections,
+                    limit=self._config.connections,
                     keepalive_timeout=None if new_connection else IDLE_SECONDS,
                     force_close=new_connection,
-                    ssl=self._tls.context(presents_certificate=not public_only) or True,
+                    ssl=self._config.tls_context(presents_certificate=not public_only) or True,
                     resolver=_PublicResolver(resolver) if public_only else resolver,
                     # Not cached, because each connection must check the resolved address.
                     use_dns_cache=not public_only,

@@ -258,13 +258,7 @@ class ServiceClient:
         if transport is None:
             from operations.openapi.aiohttp_transport import AiohttpTransport  # noqa: PLC0415 - needs an extra
 
-            config = self.config
-            transport = self._transport = AiohttpTransport(
-                connections=config.connections,
-                proxy=config.proxy,
-                trust_env=config.trust_env,
-                tls=config.tls,
-            )
+            transport = self._transport = AiohttpTransport(self.config)
         return transport
 
     async def exchange(

@@ -1,6 +1,7 @@
 """The settings of a service: its address, credentials, selection of operations, and limits."""
 
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.openapi.files import FilesRoot
 from operations.openapi.paging import Paging
-from operations.openapi.transport import HTTPTransport, TLSFiles, is_header
+from operations.openapi.transport import HTTPTransport, is_header
 from operations.specs import OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
@@ -380,14 +381,32 @@ class HTTPServiceConfig:
             raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
         if self.client_key is not None and self.client_certificate is None:
             raise ValueError("client_key is set without client_certificate")
-        self.tls.context(presents_certificate=True)
+        self.tls_context(presents_certificate=True)
         if self.files_root is not None:
             FilesRoot(self.files_root)
 
-    @property
-    def tls(self) -> TLSFiles:
-        """The certificates."""
-        return TLSFiles(self.ca_file, self.client_certificate, self.client_key)
+    def tls_context(self, *, presents_certificate: bool) -> ssl.SSLContext | None:
+        """Return the settings for a TLS connection, or None for the defaults.
+
+        Raises:
+            ValueError: If a file cannot be used.
+        """
+        certificate = self.client_certificate if presents_certificate else None
+        if self.ca_file is None and certificate is None:
+            return None
+        option, file = "ca_file", self.ca_file
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if certificate is not None:
+                option, file = "client_certificate", certificate
+                # An encrypted key must raise an error instead of asking for a password at the terminal.
+                context.load_cert_chain(certificate, self.client_key, password=lambda: "")
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            if isinstance(error, ssl.SSLError):
+                reason = "it is not a valid PEM file, or certificate and key do not belong together"
+            raise ValueError(f"{option} {str(file)!r} cannot be used: {reason}") from error
+        return context
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> "HTTPServiceConfig":

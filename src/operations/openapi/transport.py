@@ -6,12 +6,10 @@ Rule 2: an argument never sets a header, query parameter or cookie that belongs 
 """
 
 import re
-import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -19,42 +17,6 @@ import msgspec
 from operations._hosts import joined_url, normal_url, origin_of
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import StreamedBody
-
-
-class TLSFiles(NamedTuple):
-    """PEM files for TLS connections."""
-
-    ca_file: str | Path | None = None
-    """The trusted certificate authorities, instead of the system's."""
-
-    certificate: str | Path | None = None
-    """The certificate to present to servers that may receive credentials."""
-
-    key: str | Path | None = None
-    """The certificate's private key; None if it is in the same file."""
-
-    def context(self, *, presents_certificate: bool) -> ssl.SSLContext | None:
-        """Return the settings for a connection, or None for the defaults.
-
-        Raises:
-            ValueError: If a file cannot be used.
-        """
-        certificate = self.certificate if presents_certificate else None
-        if self.ca_file is None and certificate is None:
-            return None
-        field, file = "ca_file", self.ca_file
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if certificate is not None:
-                field, file = "client_certificate", certificate
-                # An encrypted key must raise an error instead of asking for a password at the terminal.
-                context.load_cert_chain(certificate, self.key, password=lambda: "")
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            if isinstance(error, ssl.SSLError):
-                reason = "it is not a valid PEM file, or certificate and key do not belong together"
-            raise ValueError(f"{field} {str(file)!r} cannot be used: {reason}") from error
-        return context
 
 
 class Draft(msgspec.Struct, kw_only=True, gc=False):
