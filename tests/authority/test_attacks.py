@@ -37,10 +37,12 @@ from operations.authority import grants as resolving
 from operations.authority.ledger import LedgerError, verify
 from operations.authority.store import MemoryValues
 from operations.calls import PendingRequestMap, from_calls, serve_calls
+from operations.calls.hub import WebSocketHub
 from operations.channel import CallerChannel
 from operations.front.credentials import Credential, CredentialResolver
 from operations.front.limits import caller_key
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, IdentityResolver, create_app
 from operations.server.running import running
 from operations.tools import ToolConfig, configure_tools
@@ -648,6 +650,31 @@ async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
             keys.clear() if end == "removed" else keys.update(key=Identity("alice"))
             await office.answer()
             assert await called == DENIED
+
+    assert office.ran == []
+
+
+async def test_a_peer_of_a_hub_whose_key_is_removed_while_its_call_waits_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
+    office, keys = Office(hold=20), {"key": ALICE}
+    hub = WebSocketHub(office.registry)
+    with anyio.fail_after(20):
+        async with hub.serve(identify=api_keys(keys)) as server:
+            port = server.sockets[0].getsockname()[1]
+            headers = {"x-api-key": "key"}
+            async with (
+                connect_websocket(f"ws://127.0.0.1:{port}", headers=headers) as target,
+                PendingRequestMap(target) as calls,
+            ):
+                called = asyncio.create_task(calls.call("task.delete", {"id": 1}))
+                while not await office.pending():
+                    await asyncio.sleep(0)
+                keys.clear()
+                await office.answer()
+                with pytest.raises(CallError):
+                    await called
 
     assert office.ran == []
 

@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("operations.calls.hub", extra="websocket") from error
 
 from operations._text import printable
-from operations.access import Identity
+from operations.access import Identity, with_check
 from operations.authority.grants import Delegate
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
@@ -115,14 +115,16 @@ class WebSocketHub:
             return
         async with AsyncExitStack() as stack:
             stack.enter_context(slot)
+            identity, end = target.identity, partial(self._end, target)
+            if identity is not None:
+                credential = Credential(identity, target.check or (lambda: identity), id(target))
+                # For calls that wait for approval.
+                target.identity = with_check(identity, credential.is_valid)
+                stack.enter_context(self.front.credentials.watching(credential, end))
             worker = serve_calls(
                 self.registry, target, front=self.front, address=address, **self._options
             )
             await stack.enter_async_context(worker)
-            identity, end = target.identity, partial(self._end, target)
-            if identity is not None:
-                credential = Credential(identity, target.check or (lambda: identity), id(target))
-                stack.enter_context(self.front.credentials.watching(credential, end))
             if not self._max_operations:
                 await target.wait_closed()
                 return
