@@ -266,6 +266,22 @@ async def test_a_caller_that_may_not_listen_fails_at_once_and_names_the_permissi
 
 
 @on_redis
+@pytest.mark.parametrize("command", ["xreadgroup", "xgroup", "script", "subscribe"])
+async def test_a_worker_that_may_not_read_requests_does_not_start(
+    scheme: str, command: str, tmp_path: Path
+) -> None:
+    recipe = (RECIPES / "redis.acl").read_text("utf-8")
+    (tmp_path / "acl").write_text(recipe.replace("+@all", f"+@all -{command}"))
+    acl = str(tmp_path / "acl")
+    with running(RedisServer("--aclfile", acl, program=SERVERS[scheme])) as broker:
+        async with connect(broker, "worker") as target:
+            refused = rf"Redis refused {command.upper()}.* add the missing permission"
+            with anyio.fail_after(10), pytest.raises(TransportError, match=refused):
+                async with serve_calls(build_registry(), target):
+                    pass
+
+
+@on_redis
 async def test_a_client_that_no_worker_lists_gets_an_error(scheme: str, tmp_path: Path) -> None:
     async with guarded(scheme, tmp_path / "log", {"clients": ["bob"]}) as guard:
         with pytest.raises(CallError, match=r"clients=\['alice'\]"):

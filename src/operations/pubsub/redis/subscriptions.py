@@ -58,6 +58,9 @@ _TIDY_EVERY = 30.0
 _TIDY_AFTER = 30_000
 """Milliseconds after which a consumer that does not read counts as lost."""
 
+_LAST_ID = "18446744073709551615-18446744073709551615"
+"""The largest id of an entry. A read of the entries after it only checks the permission to read."""
+
 _SHORT_AGE = 0.01
 """Waiting times in a queue up to this many seconds are reported as 0."""
 
@@ -409,6 +412,10 @@ class QueueReader(ReconnectingConnection):
                 # Without free memory, Redis rejects the command even if the group exists.
                 if "BUSYGROUP" not in str(error) and not await _has_group(connection, name):
                     raise TransportError(f"Redis: {refusal(error)}") from error
+        # Fails at once if this user may not read, so that no request waits for this worker.
+        names = self._names
+        command = ("XREADGROUP", "GROUP", "workers", self._consumer, "COUNT", 1, "STREAMS", *names)
+        await ask(connection, *command, *(_LAST_ID for _ in names))
 
     async def _load_scripts(self, connection: Any) -> None:
         # Clients may run the script that adds requests, but not load it.
