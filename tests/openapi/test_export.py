@@ -177,6 +177,16 @@ def test_a_query_parameter_in_json_describes_null_only_if_its_absence_is_somethi
     }
 
 
+@pytest.mark.parametrize(
+    "schema", [{"type": ["null"]}, {"anyOf": [{"type": "null"}]}, {"enum": [None]}], ids=str
+)
+def test_a_query_parameter_that_can_only_be_null_has_a_valid_description(schema: Any) -> None:
+    document = document_of(spec(input_schema={"type": "object", "properties": {"x": schema}}))
+
+    (parameter,) = document["paths"]["/test/run"]["get"]["parameters"]
+    assert parameter["schema"] == schema
+
+
 def test_the_media_type_of_an_imported_file_is_declared() -> None:
     good = {"description": "A picture.", "content": {"image/png": {}}}
     imported = from_openapi(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations._json import is_list, object_of
+from operations._json import is_list, is_object, object_of
 from operations._text import numbered_name
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.front.public_errors import declared_status
@@ -371,18 +371,23 @@ def _without_null(schema: JSONObject) -> JSONObject:
     """Return the part of a schema that a query can express, without null, which is an absent parameter."""
     if "default" in schema and schema["default"] is None:
         schema = {key: value for key, value in schema.items() if key != "default"}
-    if is_list(schema.get("enum")):
-        schema = {**schema, "enum": [each for each in schema["enum"] if each is not None]}
-    kind: Any = schema.get("type")
-    if is_list(kind):
-        types = [each for each in kind if each != "null"]
-        return {**schema, "type": types[0] if len(types) == 1 else types}
-    for keyword in ("anyOf", "oneOf"):
-        members: Any = schema.get(keyword)
-        if is_list(members):
-            kept = [member for member in members if member != {"type": "null"}]
-            if len(kept) == 1 and isinstance(kept[0], dict):
-                rest = {key: value for key, value in schema.items() if key != keyword}
-                return {**kept[0], **rest}
-            return {**schema, keyword: kept}
+    for keyword, null in _NULLS.items():
+        listed: Any = schema.get(keyword)
+        kept: list[Any] = [each for each in listed if each != null] if is_list(listed) else []
+        if len(kept) == 1 and keyword == "type":
+            schema = {**schema, "type": kept[0]}
+        elif len(kept) == 1 and is_object(kept[0]) and keyword != "enum":
+            rest = {key: value for key, value in schema.items() if key != keyword}
+            schema = {**kept[0], **rest}
+        elif kept:
+            schema = {**schema, keyword: kept}
     return schema
+
+
+_NULLS: Final[Mapping[str, Any]] = {
+    "enum": None,
+    "type": "null",
+    "anyOf": {"type": "null"},
+    "oneOf": {"type": "null"},
+}
+"""The form of null in each keyword that lists alternatives."""
