@@ -238,6 +238,7 @@ def test_security_is_declared_for_operations_that_require_access() -> None:
     assert document["paths"]["/tree/add"]["post"]["security"] == [{"bearer": ["write", "tree"]}]
     assert "403" in document["paths"]["/tree/add"]["post"]["responses"]
     assert "security" not in document["paths"]["/tree/get"]["post"]
+    assert document["security"] == []
     assert list(document["components"]["securitySchemes"]) == ["bearer"]
     own = to_openapi(
         build(), security_schemes={"key": {"type": "apiKey", "in": "header", "name": "k"}}

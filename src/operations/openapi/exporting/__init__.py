@@ -120,6 +120,8 @@ def to_openapi(
         "openapi": "3.1.0",
         "info": info,
         "servers": [{"url": server_url}],
+        # Operations that are open need no credential. Linters require that documents state it.
+        "security": [],
         "paths": paths,
         "components": components if paths else {},
     }
