@@ -12,12 +12,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from tests.hub.test_the_file_covers_the_product import make_certificate
 from tests.mcp_import.support import nothing_left_behind, raw, serving
 from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect_mcp
 from operations.mcp.stdio import Child, open_stdio
+from operations.server.running import running
 
 
 async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:
@@ -251,3 +253,15 @@ def test_a_start_that_is_cancelled_at_any_step_leaves_no_process_and_no_pipe() -
         asyncio.run(cancel_after(steps))
     # What was left open warns when it is collected, and every warning is an error.
     gc.collect()
+
+
+async def test_a_certificate_of_an_unknown_authority_is_named_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    make_certificate(tmp_path)
+    certificate, key = tmp_path / "server.pem", tmp_path / "key.pem"
+    async with running(Starlette(), certificate=certificate, certificate_key=key) as url:
+        text = await report_of(MCPClientConfig(url=f"{url}/mcp"))
+
+    assert "certificate verify failed" in text
+    assert "if the authority is private, set SSL_CERT_FILE" in text

@@ -438,6 +438,8 @@ def start_error(
         facts.append(("address", config.target))
         details: JSONObject = failure.details or {}
         elsewhere = "check that the server runs and can be reached from this machine"
+        if "CERTIFICATE_VERIFY_FAILED" in failure.message:
+            elsewhere = "check its certificate; if the authority is private, set SSL_CERT_FILE to a file with it"
         advice = advice or _STATUS_ADVICE.get(details.get("statusCode", 0), elsewhere)
     facts.append(("next", advice))
     return StartError(failure.message, failure.details, _lines(facts))
