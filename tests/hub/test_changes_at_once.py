@@ -548,7 +548,7 @@ async def test_a_disabled_source_stays_disabled_after_a_reload(
     path = written(tmp_path, ENTRY)
     async with open_hub(path) as hub:
         await hub.supervisor("shop").disable()
-        written(tmp_path, ENTRY + "[limits]\nqueue = 10\n")
+        written(tmp_path, ENTRY + "[limits]\nsessions = 10\n")
         await reload(hub)
         await hub.settled(5)
         assert states(hub) == {"shop": "disabled"}
