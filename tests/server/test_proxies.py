@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from starlette.requests import HTTPConnection
 from tests.hub.test_the_file_covers_the_product import make_certificate
 from tests.server.sse import events_of
-from tests.servers import free_port, wait_for_port
+from tests.servers import BIN, free_port, wait_for_port
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.calls import PendingRequestMap
@@ -49,7 +49,7 @@ COMPRESS = {
 
 
 def program(name: str) -> str | None:
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    return shutil.which(name, path=BIN.parent / "debian") or shutil.which(name)
 
 
 KINDS = [
