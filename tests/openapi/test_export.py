@@ -395,9 +395,25 @@ def test_arrays_have_items_because_linters_and_client_generators_require_it() ->
 
     operation = document["paths"]["/test/run"]["post"]
     (content,) = operation["requestBody"]["content"].values()
-    bare = {"type": ["array", "null"], "items": {}}
+    bare = {"type": ["array", "null"], "items": {"description": "Any value."}}
     assert content["schema"]["properties"] == {"bare": bare, "pair": tuple_schema}
     assert operation["responses"]["200"]["content"]["application/json"]["schema"] == closed
+    assert restored(document, "test.run") == exported
+
+
+def test_arrays_are_restored_with_and_without_items() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "bare": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+            "open": {"type": "array", "items": {}},
+            "named": {"$ref": "#/$defs/Named"},
+        },
+        "$defs": {"Named": {"type": "array"}},
+    }
+    exported = spec(input_schema=schema, output_schema={"type": "array"})
+
+    assert restored(document_of(exported), "test.run") == exported
 
 
 def test_a_result_that_is_always_null_has_no_type_because_client_generators_fail_for_it() -> None:

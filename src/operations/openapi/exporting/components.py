@@ -7,7 +7,7 @@ Rule 2: a `default` that does not match its `type` is omitted, because client ge
 Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or external references) is
         included unchanged in `x-operations`.
 Rule 4: subschemas are objects, because client generators reject `true` and `false`, except in `additionalProperties`
-        and `unevaluatedProperties`. An array without `items` gets an empty one, except a tuple, of which client
+        and `unevaluatedProperties`. An array without `items` gets `_ANY_ITEM`, except a tuple, of which client
         generators would make a tuple with any further items.
 Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
         `description`. The POST has the extension; the GET of the same path refers to it (`{"id": ..., "sameAs":
@@ -57,6 +57,8 @@ _MAY_BE_BOOLEAN = frozenset({"additionalProperties", "unevaluatedProperties"})
 _PENDING: JSONObject = {}
 _ANYTHING: JSONObject = {}
 _NOTHING: JSONObject = {"not": {}}
+_ANY_ITEM: JSONObject = {"description": "Any value."}
+"""The added `items`, which an import recognises and removes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class Components:
                     del part["default"]
         for part in arrays_without_items(written):
             if "prefixItems" not in part:
-                part["items"] = {}
+                part["items"] = {**_ANY_ITEM}
         return written
 
     def _names(self, source: "_SchemaDocument", title: str) -> dict[str, str]:
@@ -463,4 +465,7 @@ def restore_schema(
                 held: Any = _rewritten(components[name], back, _as_boolean)
                 token = unescape(place[2])
                 restored.setdefault(place[1], {})[token] = held
+    for part in schemas_in(restored):
+        if part.get("items") == _ANY_ITEM:
+            del part["items"]
     return restored
