@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import pytest
@@ -21,6 +21,7 @@ from operations.openapi import (
     from_openapi,
 )
 from operations.openapi.config import credential_of
+from operations.openapi.security import TokenSource
 
 
 def secured(scheme: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -633,6 +634,7 @@ def test_reprs_hold_no_secret() -> None:
         ClientCredentials(client_id="i", client_secret="CANARY", parameters={"a": "CANARY"}),
         PasswordCredentials(username="u", password="CANARY", client_secret="CANARY"),
         RefreshToken(refresh_token="CANARY"),
+        TokenSource(cast("Any", None), RefreshToken(refresh_token="r"), {}, (), "", "CANARY"),
     ]
     assert "CANARY" not in repr(values)
 

@@ -84,7 +84,7 @@ class TokenSource:
     _found: str = ""
     """The token endpoint, once it is known."""
 
-    _refresh_token: str = ""
+    _refresh_token: str = field(default="", repr=False)
     """The last one that the provider issued."""
 
     _tokens: TokenCache = field(default_factory=TokenCache)
