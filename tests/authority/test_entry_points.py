@@ -563,6 +563,19 @@ def test_a_grant_can_be_created_while_its_store_cannot_be_reached(
     assert "cannot be compared" in shown.err
 
 
+def test_a_grant_can_be_created_although_the_function_setup_fails(
+    run: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing_setup.py").write_text("def setup(hub):\n    raise RuntimeError('no disk')\n")
+    config = tmp_path / "operations.toml"
+    config.write_text(f'setup = "failing_setup:setup"\n{config.read_text()}')
+
+    assert main(["grant", "create", "alice", "--holder", "bot", "-o", "task.*"]) == 0
+    shown = capsys.readouterr()
+    assert read_token(shown.out.strip())[0].id == "alice"
+    assert "cannot be compared with operations: no disk" in shown.err
+
+
 @pytest.mark.requirement("R63")
 def test_grants_approvals_and_the_ledger_at_the_command_line(
     run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

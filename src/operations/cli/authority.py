@@ -158,7 +158,7 @@ async def _report_unmatched(limits: GrantOptions, screen: Screen, common: Common
             hub.registry.register_all(control_operations(hub, is_up=bool), replace=True)
             offer_worker_operations(hub, is_up=bool)
             ids = [spec.id for spec in hub.registry.specs()]
-    except OperationsError as error:
+    except Exception as error:  # noqa: BLE001 - the function `setup` may raise any; the grant exists
         screen.warn(f"the patterns of the grant cannot be compared with operations: {error}")
         return
     known = [*ids, *dict.fromkeys(f"{each.rpartition('.')[0]}.*" for each in ids)]
