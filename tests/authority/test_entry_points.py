@@ -566,7 +566,9 @@ def test_a_grant_can_be_created_while_its_store_cannot_be_reached(
 def test_a_grant_can_be_created_although_the_function_setup_fails(
     run: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "failing_setup.py").write_text("def setup(hub):\n    raise RuntimeError('no disk')\n")
+    (tmp_path / "failing_setup.py").write_text(
+        "def setup(hub):\n    raise RuntimeError('no disk')\n"
+    )
     config = tmp_path / "operations.toml"
     config.write_text(f'setup = "failing_setup:setup"\n{config.read_text()}')
 

@@ -271,6 +271,32 @@ async def test_f21_work_that_expires_while_its_caller_is_identified_is_not_start
     assert ran == []
 
 
+@pytest.mark.requirement("F9")
+async def test_f9_a_worker_identifies_as_many_callers_at_once_as_it_runs_calls(
+    registry: OperationRegistry,
+) -> None:
+    count, checking, all_wait = 300, 0, asyncio.Event()
+
+    async def resolve(token: str) -> Identity:
+        nonlocal checking
+        checking += 1
+        if checking == count:
+            all_wait.set()
+        await all_wait.wait()
+        return Identity(token)
+
+    target = MemoryTarget()
+    async with (
+        serve_calls(registry, target, concurrency=count, resolve=resolve),
+        PendingRequestMap(target) as calls,
+    ):
+        made = [
+            calls.call("math.add", {"a": 1, "b": 2}, credential=f"token {number}")
+            for number in range(count)
+        ]
+        assert [each.data for each in await asyncio.gather(*made)] == [3] * count
+
+
 class Answers(SilentReceiver):
     """Collects the messages of a mailbox."""
 

@@ -54,7 +54,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front
 from operations.front.credentials import credential_ended, identify_credential
-from operations.front.limits import UNCOUNTED_OUTPUT, Slot, caller_key
+from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
 from operations.pubsub.base import BoundedSet, EventTarget, WorkerStats, start_task
 from operations.registry import OperationRegistry
@@ -222,7 +222,9 @@ class JobRunner(ABC):
         self.mailbox = target.control(token_hex(16))
         self.jobs: dict[str, Job] = {}
         self._shared = config.front
-        self._front = config.front or Front(registry)
+        # Its limits apply to the checks of credentials; behind a broker all callers have one address.
+        calls = config.concurrency
+        self._front = config.front or Front(registry, Limits(calls=calls, calls_per_caller=calls))
         self._config = config
         exposes = config.expose_errors
         self._exposes_errors = target.trusted if exposes is None else exposes
@@ -231,7 +233,7 @@ class JobRunner(ABC):
             name=config.name,
             version=config.version,
             started_at=int(time() * 1000),
-            concurrency=config.concurrency,
+            concurrency=calls,
         )
         self.queue_buckets = [0] * (len(BUCKETS) + 1)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
