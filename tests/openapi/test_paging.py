@@ -293,3 +293,21 @@ async def test_a_key_in_the_address_of_the_next_page_is_sent_once_and_not_shown(
     assert asked == [f"limit=2&{key}", f"limit=2&page=1&{key}", f"limit=2&page=1&page=2&{key}"]
     assert len(metas) == 3
     assert "s3cret" not in str(metas)
+
+
+async def test_the_query_of_the_configured_address_is_also_sent_for_the_next_page() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.rel_url.raw_query_string)
+        link = f"<{request.path}?{request.query_string}&page=2>; rel=next"
+        return web.json_response([1], headers={"Link": link} if len(asked) < 2 else {})
+
+    async with (
+        serving(answer) as url,
+        imported(
+            listing(), base_url=f"{url}?tenant=a", pagination={"call": LinkPaging()}
+        ) as registry,
+    ):
+        assert len([e async for e in registry.subscribe("api.call.pages", {})]) == 2
+    assert asked == ["tenant=a", "tenant=a&page=2"]

@@ -219,9 +219,9 @@ class Endpoint:
             )
         there = urlsplit(normal_url(url))
         # The address may repeat a key of the query, which is added again.
-        owned = self._client.security.owned
+        keys = self._client.security.keys
         pieces = there.query.split("&") if there.query else []
-        query = [each for each in pieces if owned.isdisjoint(written_names("query", [each]))]
+        query = [each for each in pieces if keys.isdisjoint(written_names("query", [each]))]
         return replace(draft, base=str(origin), path=there.path or "/", query=query)
 
     def replay(self, status: int, content_type: str, content: bytes) -> ResponseEnvelope[Any]:

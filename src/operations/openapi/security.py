@@ -306,11 +306,17 @@ class Security:
                 names.update(written_names("cookie", [value]))
         if self._auth is not None:
             names.add(name_key("header", _auth_header(self._auth)))
-        for scheme_name in self._credentials:
-            scheme = object_of(self._schemes.get(scheme_name))
-            if scheme.get("type") == "apiKey":
-                names.add(name_key(text_of(scheme.get("in")), text_of(scheme.get("name"))))
-        return frozenset(names)
+        return self.keys | names
+
+    @cached_property
+    def keys(self) -> frozenset[tuple[str, str]]:
+        """The part of `owned` that belongs to API keys, which are added to each request."""
+        schemes = [object_of(self._schemes.get(name)) for name in self._credentials]
+        return frozenset(
+            name_key(text_of(scheme.get("in")), text_of(scheme.get("name")))
+            for scheme in schemes
+            if scheme.get("type") == "apiKey"
+        )
 
     async def headers_of(self, context: OperationContext) -> Mapping[str, str]:
         """Return the configured headers of one call.
