@@ -221,11 +221,10 @@ class JobRunner(ABC):
         self.group = config.group
         self.mailbox = target.control(token_hex(16))
         self.jobs: dict[str, Job] = {}
-        self._shared = config.front
+        self._config, self._shared = config, config.front
         # Its limits apply to the checks of credentials; behind a broker all callers have one address.
         calls = config.concurrency
         self._front = config.front or Front(registry, Limits(calls=calls, calls_per_caller=calls))
-        self._config = config
         exposes = config.expose_errors
         self._exposes_errors = target.trusted if exposes is None else exposes
         self._admission = AdmissionQueue(config, self._start)
@@ -486,8 +485,7 @@ class JobRunner(ABC):
 
     def _fail(self, job: Job, error: CallError, sequence: int | None = None) -> Awaitable[None]:
         """Send the error of a call, as its caller may see it."""
-        request_id = job.request.request_id
-        error = public_error(error, request_id, expose=self._exposes_errors)
+        error = public_error(error, job.request.request_id, expose=self._exposes_errors)
         return self._conclude(job, self._encode_error(job, error, sequence))
 
     def _encode_error(self, job: Job, error: CallError, sequence: int | None = None) -> bytes:
