@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import tracemalloc
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.openapi.serving import document, imported, serving
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.channel import CallerChannel
 from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi.files import CHUNK
 from operations.server import create_app
 from operations.server.running import running
 
@@ -493,3 +495,25 @@ async def test_remote_callers_use_files_below_the_root(root: Path) -> None:
 def test_a_root_must_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="files_root"):
         HTTPServiceConfig(namespace="api", files_root=tmp_path / "missing")
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 2 * CHUNK, 2 * CHUNK + 1])
+@pytest.mark.parametrize("encoding", ["base64", "base64url"])
+async def test_a_file_for_a_body_that_is_declared_as_base64_is_encoded(
+    tmp_path: Path, encoding: str, size: int
+) -> None:
+    path, content = tmp_path / "file.bin", (b"\xfb\xff\xfe~\x00" * size)[:size]
+    path.write_bytes(content)
+    arrived: list[tuple[str | None, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        arrived.append((request.headers.get("Content-Length"), await request.read()))
+        return web.json_response({})
+
+    octets = {"application/octet-stream": {"schema": {"contentEncoding": encoding}}}
+    doc = document("/files", "post", requestBody={"required": True, "content": octets})
+    encoded = (b64encode if encoding == "base64" else urlsafe_b64encode)(content)
+    async with serving(answer) as url, imported(doc, base_url=url) as registry:
+        for given in (path, io.BytesIO(content), content):
+            await registry.execute("api.call", {"body": given})
+    assert arrived == [(str(len(encoded)), encoded)] * 3

@@ -33,6 +33,7 @@ from operations._json import (
 )
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import (
+    EncodedFile,
     FileContent,
     FilesRoot,
     StreamedBody,
@@ -453,11 +454,10 @@ def _sent(upload: Upload | None, chosen: Media, converter: SchemaConverter) -> b
     if upload is None:
         raise CallError(ErrorCode.VALIDATION_ERROR, "The body must be base64.")
     content = upload.content
-    encoding = base64_encoding(converter.resolve(chosen.schema))
-    if encoding:
-        encoded = base64.b64encode(upload.read("body"))
-        return encoded if encoding == "base64" else encoded.translate(_URL_SAFE)
-    return content if isinstance(content, bytes) else StreamedBody([content])
+    encode = _ENCODE.get(base64_encoding(converter.resolve(chosen.schema)))
+    if isinstance(content, bytes):
+        return content if encode is None else encode(content)
+    return StreamedBody([content if encode is None else EncodedFile(content, encode)])
 
 
 def write_sequence(items: list[Any], kind: str) -> bytes:
@@ -466,7 +466,7 @@ def write_sequence(items: list[Any], kind: str) -> bytes:
     return b"".join([mark + msgspec.json.encode(item) + b"\n" for item in items])
 
 
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_ENCODE = {"base64": base64.b64encode, "base64url": base64.urlsafe_b64encode}
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 

@@ -10,7 +10,7 @@ import errno
 import inspect
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -148,6 +148,35 @@ class FileContent:
             await _run(file.close)
 
 
+class EncodedFile:
+    """The content of one file to send as base64.
+
+    Attributes:
+        size: The size in bytes; None if unknown.
+        is_repeatable: Whether the content can be read more than once.
+    """
+
+    def __init__(self, file: FileContent, encode: Callable[[bytes], bytes]) -> None:
+        self._file = file
+        self._encode = encode
+        self.size = None if file.size is None else (file.size + 2) // 3 * 4
+        self.is_repeatable = file.is_repeatable
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the encoded content."""
+        rest = b""
+        async with aclosing(self._file.chunks()) as chunks:
+            async for chunk in chunks:
+                rest += chunk
+                # Only groups of three bytes have the same text in any division.
+                whole = len(rest) // 3 * 3
+                if whole:
+                    yield self._encode(rest[:whole])
+                    rest = rest[whole:]
+        if rest:
+            yield self._encode(rest)
+
+
 def _start_of(file: Any) -> int | None:
     """Return the position of an open file; None if it cannot be read or written again from there."""
     with suppress(OSError, AttributeError, ValueError, TypeError):
@@ -170,11 +199,11 @@ class StreamedBody:
         progress: Receives the number of bytes sent.
     """
 
-    def __init__(self, pieces: list[bytes | FileContent]) -> None:
+    def __init__(self, pieces: Sequence[bytes | FileContent | EncodedFile]) -> None:
         self._pieces = pieces
         sizes = [len(each) if isinstance(each, bytes) else each.size for each in pieces]
         self.size = None if None in sizes else sum(size for size in sizes if size is not None)
-        files = [each for each in pieces if isinstance(each, FileContent)]
+        files = [each for each in pieces if not isinstance(each, bytes)]
         self.is_repeatable = all(file.is_repeatable for file in files)
         self.failure: CallError | None = None
         self.progress: Progress | None = None
