@@ -401,6 +401,23 @@ def test_arrays_have_items_because_linters_and_client_generators_require_it() ->
     assert restored(document, "test.run") == exported
 
 
+def test_a_definition_stays_without_items_if_a_reference_to_it_forbids_further_items() -> None:
+    definitions = {"$defs": {"Row": {"type": "array"}}}
+    row = {"$ref": "#/$defs/Row"}
+    first = spec(name="open", output_schema={**row, **definitions})
+    closed = {"allOf": [row], "unevaluatedItems": False, **definitions}
+    second = spec(name="closed", output_schema=closed)
+    document = document_of(first, second)
+
+    shared = document["components"]["schemas"]
+    assert [shared[name] for name in ("Row", "Row_2")] == [
+        {"type": "array"},
+        {"type": "array", "items": {"description": "Any value."}},
+    ]
+    for exported in (first, second):
+        assert restored(document, exported.id) == exported
+
+
 def test_arrays_are_restored_with_and_without_items() -> None:
     schema = {
         "type": "object",

@@ -82,6 +82,9 @@ class _SchemaPart:
     contradicts: bool
     """Whether it has a `default` that does not match its type."""
 
+    closes_arrays: bool
+    """Whether it has `unevaluatedItems`, which depend on the `items` of the definitions that it refers to."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Component:
@@ -103,7 +106,7 @@ class Components:
     def __init__(self) -> None:
         self.repaired: dict[str, None] = {}
         self.schemas: JSONObject = {}
-        self._known: dict[tuple[str, bytes], list[_Component]] = {}
+        self._known: dict[tuple[str, bytes, bool], list[_Component]] = {}
         self._pieces: dict[int, _SchemaPart] = {}
 
     def place(self, schema: JSONSchema, title: str) -> tuple[JSONSchema, dict[str, str]] | None:
@@ -131,16 +134,19 @@ class Components:
 
         for part, name in names.items():
             if self.schemas[name] is _PENDING:
-                self.schemas[name] = self._written(source.piece(part), moved, name)
+                self.schemas[name] = self._written(source, part, moved, name)
         came_from = {name: part for part, name in names.items() if part != f"#/$defs/{name}"}
         if "#" in names:
             return {"$ref": PREFIX + names["#"]}, came_from
         if source.whole is not None:
             # The title shows `restore_schema` that the original is not a reference.
             return {"$ref": PREFIX + names[source.whole], "title": schema["title"]}, came_from
-        return self._written(source.piece("#"), moved, title), came_from
+        return self._written(source, "#", moved, title), came_from
 
-    def _written(self, piece: _SchemaPart, move: Callable[[str], str], title: str) -> JSONObject:
+    def _written(
+        self, source: "_SchemaDocument", place: str, move: Callable[[str], str], title: str
+    ) -> JSONObject:
+        piece = source.piece(place)
         written = _rewritten(piece.schema, move, _as_object)
         if piece.contradicts:
             self.repaired[title] = None
@@ -148,14 +154,14 @@ class Components:
                 if _contradicts(part):
                     del part["default"]
         for part in arrays_without_items(written):
-            if "prefixItems" not in part:
+            if "prefixItems" not in part and not source.closes_arrays:
                 part["items"] = {**_ANY_ITEM}
         return written
 
     def _names(self, source: "_SchemaDocument", title: str) -> dict[str, str]:
         """Return a component for every referenced part: an equal existing one, or a new one."""
         keys = {
-            part: (part if part != "#" else title, source.piece(part).digest)
+            part: (part if part != "#" else title, source.piece(part).digest, source.closes_arrays)
             for part in source.used
         }
         alike = {part: list(self._known.get(key, ())) for part, key in keys.items()}
@@ -193,6 +199,7 @@ class Components:
                 tuple(dict.fromkeys(map(part_of, references))),
                 _is_plain(schema, len(references)),
                 any(map(_contradicts, schemas_in(schema))),
+                any("unevaluatedItems" in part for part in schemas_in(schema)),
             )
         return known
 
@@ -219,10 +226,13 @@ class _SchemaDocument:
         """The definition that the rest could be; None if it has no suitable title."""
         self.used: list[str] = []
         """The referenced parts."""
+        self.closes_arrays = False
+        """Whether a part has `unevaluatedItems`."""
         if self.is_holdable:
             self.whole = self._named()
             first = self.piece("#").parts if self.whole is None else (self.whole,)
             self.used = sorted(reachable(first, lambda part: self.piece(part).parts))
+            self.closes_arrays = any(self.piece(part).closes_arrays for part in ("#", *self.used))
 
     def piece(self, part: str) -> _SchemaPart:
         """Return the data about a part."""
