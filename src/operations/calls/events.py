@@ -385,7 +385,7 @@ def read_event(
         try:
             event = _decode(body)
         except (ValueError, RecursionError):
-            pass  # explained below
+            pass  # The text is read again below, for a precise error.
         else:
             if _is_shallow(event):
                 return event

@@ -262,7 +262,7 @@ def _data(draft: SchemaDraft, declared: Media, *, is_listed: bool) -> JSONObject
         return {"type": "string"}
     if media.is_range(kind):
         return {}
-    # Bytes are not checked, but whoever serves them must know their type.
+    # Bytes are not checked, but a server that returns them must know their type.
     return {"type": "string", "contentEncoding": "base64", "contentMediaType": media.essence(kind)}
 
 

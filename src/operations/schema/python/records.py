@@ -267,7 +267,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if convert is not None:
             make = lambda value: attempt(build, convert(value))  # noqa: E731
         own = [(each.name, each.shape.converter()) for each in self.fields if not each.taken]
-        return _restoring(make, own) if own else make
+        return _setting_own_fields(make, own) if own else make
 
     def _from_object(self) -> Converter | None:
         """Return the conversion from an object to keyword arguments; `None` if they are the same."""
@@ -325,7 +325,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return converter
 
 
-def _restoring(make: Converter, own: list[tuple[str, Converter | None]]) -> Converter:
+def _setting_own_fields(make: Converter, own: list[tuple[str, Converter | None]]) -> Converter:
     """Return a converter that also restores the fields that the class sets itself, which only results contain."""
 
     def converter(value: JSONObject) -> Any:
