@@ -849,10 +849,33 @@ async def test_text_is_accepted_for_json_if_the_schema_allows_it(schema: dict[st
     assert await received(b'"quoted"', "text/plain", declared) == "quoted"
 
 
-async def test_text_for_a_declared_string_is_not_a_number() -> None:
-    declared = {"application/json": {"schema": {"type": "string"}}}
-    assert await received(b"1.10", "text/plain", declared) == "1.10"
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"$ref": "#/components/schemas/Version"},
+        {"allOf": [{"$ref": "#/components/schemas/Version"}, {"description": "The release."}]},
+        {"anyOf": [{"$ref": "#/components/schemas/Version"}, {"type": "null"}]},
+        {"oneOf": [{"$ref": "#/components/schemas/Version"}, {"type": "object"}]},
+        {"type": ["string", "null"]},
+        {"type": "string", "nullable": True},
+        {"$ref": "#/components/schemas/Version", "nullable": True},
+        {"enum": ["1.9", "1.10"]},
+        {"const": "1.10"},
+    ],
+)
+async def test_text_for_a_declared_string_is_not_a_number(schema: dict[str, Any]) -> None:
+    declared = {"200": {"description": "ok", "content": {"application/json": {"schema": schema}}}}
+    doc = document(responses=declared, components={"schemas": {"Version": {"type": "string"}}})
+    handler = responding(b"1.10", "text/plain")
+    async with serving(handler) as url, imported(doc, base_url=url) as registry:
+        assert (await registry.execute("api.call", {})).data == "1.10"
+
+
+async def test_text_is_read_as_json_unless_a_string_is_declared() -> None:
     assert await received(b"1.10", "text/plain", {"application/json": {}}) == 1.1
+    either = {"application/json": {"schema": {"type": ["string", "null"]}}}
+    assert await received(b"null", "text/plain", either) is None
 
 
 async def test_text_that_the_schema_does_not_allow_is_an_error() -> None:

@@ -62,15 +62,18 @@ def test_a_stream_is_a_subscription_in_every_version() -> None:
         assert operation.spec.type is OperationType.SUBSCRIPTION
 
 
-async def test_text_stays_text_if_text_is_declared() -> None:
+@pytest.mark.parametrize(
+    "schema", [{"type": "string"}, {"type": ["string", "null"]}, {"allOf": [{"type": "string"}]}]
+)
+async def test_text_stays_text_if_text_is_declared(schema: dict[str, Any]) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = await begin(request)
-        await response.write(b"data: 123\n\n")
+        await response.write(b"data: 1.10\n\n")
         return response
 
     async with serving(respond) as url:
-        (only,) = await collected(streaming(schema={"type": "string"}), url)
-    assert only.data == "123"
+        (only,) = await collected(streaming(schema=schema), url)
+    assert only.data == "1.10"
 
 
 async def test_an_item_schema_describes_the_data_of_an_event() -> None:

@@ -440,8 +440,7 @@ def read_data(
                 raise
         else:
             # A text such as `1.10` is not a number if the document declares a string.
-            is_text = media.is_text(content_type) and described.has_text_items
-            if isinstance(data, str) or not is_text:
+            if not (media.is_text(content_type) and described.keeps_text(data)):
                 return data
     if described.is_stream and media.is_sequence(content_type):
         items: list[Any] = []
@@ -454,7 +453,7 @@ def read_data(
     if described.is_stream and media.essence(content_type) == media.EVENT_STREAM:
         decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)
         events = decoder.feed(content)
-        return [event_data(event.data) for event in events if event.data != DONE]
+        return [item_data(event.data, described) for event in events if event.data != DONE]
     if media.is_text(content_type):
         return _text(content, content_type)
     if described.is_base64:
@@ -463,6 +462,16 @@ def read_data(
             encoded = b"".join(content.split()).translate(bytes.maketrans(b"-_", b"+/"))
             return b64decode(encoded, validate=True)
     return content
+
+
+def item_data(text: str, described: ResponseData) -> Any:
+    """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON.
+
+    Raises:
+        CallError: As `event_data`.
+    """
+    data = text if described.has_text_items else event_data(text)
+    return text if described.keeps_text(data) else data
 
 
 def event_data(text: str | bytes, what: str = "An event") -> Any:

@@ -35,6 +35,7 @@ from operations.openapi.responses import (
     ServerSentEvent,
     WholeResponse,
     event_data,
+    item_data,
     meta_of,
     read_data,
     read_in_time,
@@ -221,8 +222,7 @@ class EventStream:
     def _envelope(self, event: ServerSentEvent) -> ResponseEnvelope[Any]:
         """Return the envelope of one event."""
         described, meta = self._described, self._meta
-        is_text = described.has_text_items and not self.is_ours
-        data = event.data if is_text else event_data(event.data)
+        data = event_data(event.data) if self.is_ours else item_data(event.data, described)
         own = object_of(event_data(event.meta)) if self.is_ours and event.meta else {}
         if own.get("encoding") == "base64" and isinstance(data, str):
             data = b64decode(data)

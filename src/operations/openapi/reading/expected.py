@@ -7,17 +7,19 @@ Rule 2: a response that the document does not describe has no schema.
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from operations._json import list_of, object_of
+from operations._json import kind_of, list_of
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object, base64_encoding
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import Media, Model, Response, best
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.schema import Schema
+from operations.schema.references import possible_types
 from operations.types import JSONObject, JSONSchema
 
 _NULL: JSONObject = {"type": "null"}
@@ -63,7 +65,18 @@ class ResponseData:
     @property
     def has_text_items(self) -> bool:
         """Whether the data of an event stays text even if it looks like JSON."""
-        return self.schema is not None and object_of(self.schema.document).get("type") == "string"
+        return self._types == {"string"}
+
+    def keeps_text(self, data: Any) -> bool:
+        """Return whether a text that looks like the JSON `data` stays text: a string is declared, that type is not."""
+        kind = kind_of(data)
+        is_declared = ("number" if kind == "integer" else kind) in self._types
+        return "string" in self._types and not is_declared
+
+    @cached_property
+    def _types(self) -> frozenset[str]:
+        document = True if self.schema is None else self.schema.document
+        return possible_types(document, document)
 
     def takes_text(self, text: str) -> bool:
         """Return whether an event may contain `text` instead of JSON."""
