@@ -3,7 +3,7 @@
 import datetime as dt
 import decimal
 import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import annotated_types
 import msgspec
@@ -75,6 +75,35 @@ def test_texts_are_changed_as_their_constraints_say() -> None:
     assert convert is not None
 
     assert convert(" ab") == "AB"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+class Owner(pydantic.BaseModel):
+    pet: Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [pydantic.Field(discriminator="kind"), pydantic.Discriminator("kind")],
+    ids=["field", "note"],
+)
+def test_a_discriminator_outside_a_model_is_described_as_inside_one(note: Any) -> None:
+    annotation: Any = Annotated[Cat | Dog, note]
+    inside: Any = schema_for(Owner).document
+
+    described: Any = schema_for(list[annotation]).document
+    assert described["$defs"] == inside["$defs"]
+    assert {**described["items"], "title": "Pet"} == inside["properties"]["pet"]
+    convert = converter_for(annotation)
+    assert convert is not None
+    assert convert({"kind": "dog"}) == Dog(kind="dog")
 
 
 class Level(enum.IntEnum):

@@ -93,7 +93,9 @@ def is_pydantic_note(note: Any) -> bool:
     )
 
 
-_OF_PYDANTIC = ("decimal_places", "max_digits", "strip_whitespace", "to_lower", "to_upper")
+_OF_PYDANTIC = (
+    "decimal_places", "discriminator", "max_digits", "strip_whitespace", "to_lower", "to_upper",
+)  # fmt: skip
 """Attributes of metadata that only pydantic supports."""
 
 
