@@ -5,7 +5,7 @@ import gzip
 import io
 import os
 import tracemalloc
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64encode, encodebytes, urlsafe_b64encode
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -350,6 +350,42 @@ async def test_a_compressed_response_is_saved_without_its_coding(tmp_path: Path)
         server.headers = {"Content-Encoding": "gzip"}
         await registry.execute("api.call", {"save_to": tmp_path / "saved"})
     assert (tmp_path / "saved").read_bytes() == b"plain" * 1000
+
+
+def declared_as_base64(schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/pdf": {"schema": {"type": "string", **schema}}}
+    return document("/files", responses={"200": {"description": "", "content": content}})
+
+
+@pytest.mark.parametrize("schema", [{"format": "byte"}, {"contentEncoding": "base64url"}], ids=str)
+@pytest.mark.parametrize("size", [0, 5, 307_201])
+async def test_a_response_in_base64_is_saved_decoded(
+    schema: dict[str, str], size: int, tmp_path: Path
+) -> None:
+    content = bytes(range(256)) * (size // 256) + b"rest\xff"[: size % 256]
+    encode = urlsafe_b64encode if "contentEncoding" in schema else encodebytes
+    async with connected(declared_as_base64(schema)) as (server, registry):
+        server.content = encode(content)
+        result = await registry.execute("api.call", {"save_to": tmp_path / "saved"})
+    assert (tmp_path / "saved").read_bytes() == content
+    assert result.data["size"] == size
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.7", b"\xff" * 100_000, b"YWJj!"])
+async def test_bytes_are_saved_although_base64_is_declared(content: bytes, tmp_path: Path) -> None:
+    async with connected(declared_as_base64({"format": "byte"})) as (server, registry):
+        server.content = content
+        await registry.execute("api.call", {"save_to": tmp_path / "saved"})
+    assert (tmp_path / "saved").read_bytes() == content
+
+
+async def test_a_response_that_only_begins_with_base64_is_not_saved(tmp_path: Path) -> None:
+    async with connected(declared_as_base64({"format": "byte"})) as (server, registry):
+        server.content = b"YWJj" * 100_000 + b"!"
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"save_to": tmp_path / "saved"})
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("fault", ["status", "cut", "limit", "gzip"])

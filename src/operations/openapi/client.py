@@ -32,7 +32,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.files import Counter, StreamedBody, Target, save
+from operations.openapi.files import Counter, StreamedBody, Target, decoded_base64, save
 from operations.openapi.reading.expected import ANY_JSON
 from operations.openapi.responses import (
     WholeResponse,
@@ -548,13 +548,13 @@ class ServiceClient:
     async def _save(self, response: HTTPResponse, target: Target, context: OperationContext) -> int:
         """Save a body; return its size."""
         length = response.headers.get("content-length", "")
-        is_coded = bool(response.headers.get("content-encoding"))
+        is_base64 = target.is_base64(response.status, response.headers.get("content-type", ""))
+        is_coded = is_base64 or bool(response.headers.get("content-encoding"))
         async with aclosing(decoded(response)) as chunks, target.open() as write:
             total = int(length) if length.isdigit() and not is_coded else None
             counter = Counter(total, context.progress, "saved")
-            return await save(
-                chunks, write, counter, self.config.max_file_bytes, self.config.timeout
-            )
+            body = decoded_base64(chunks) if is_base64 else chunks
+            return await save(body, write, counter, self.config.max_file_bytes, self.config.timeout)
 
     def _warn(self, origin: Origin) -> None:
         config = self.config

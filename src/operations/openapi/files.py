@@ -6,10 +6,12 @@ Rule 3: a response is saved to a temporary file, which is renamed when it is com
 """
 
 import asyncio
+import binascii
 import errno
 import inspect
 import os
 import stat
+from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -264,6 +266,9 @@ class Target:
     is_repeatable: bool = True
     """Whether a second attempt can start from the beginning."""
 
+    is_base64: Callable[[int, str], bool] = lambda _status, _content_type: False
+    """Returns whether a response is declared as base64, which is decoded."""
+
 
 def file_target(given: Any, name: str) -> Target:
     """Return the target for a path, whose file is replaced, or for an open file of this process.
@@ -323,6 +328,61 @@ def _part_name(name: str) -> str:
     return f".{name[:_LONGEST_NAME]}.{token_hex(8)}.part"
 
 
+_PROBE = 1 << 16
+"""The number of bytes that show whether a body is base64."""
+
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+
+
+def from_base64(text: bytes) -> bytes:
+    """Return the bytes of a text in base64 or base64url.
+
+    Raises:
+        binascii.Error: If it is neither.
+    """
+    return b64decode(b"".join(text.split()).translate(_URL_SAFE), validate=True)
+
+
+class Base64Decoder:
+    """Decodes a body in base64 piece by piece. A body that does not begin with base64 stays unchanged."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._is_base64: bool | None = None
+
+    def feed(self, chunk: bytes, *, is_last: bool = False) -> bytes:
+        """Process the next bytes; return those that they complete.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if only the beginning is base64.
+        """
+        if self._is_base64 is False:
+            return chunk
+        self._pending += chunk
+        if self._is_base64 is None and len(self._pending) < _PROBE and not is_last:
+            return b""
+        text = b"".join(self._pending.split())
+        end = len(text) if is_last else len(text) // 4 * 4
+        try:
+            data = from_base64(text[:end])
+        except binascii.Error:
+            if self._is_base64:
+                message = "The response is declared as base64, but is not valid base64."
+                raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
+            self._is_base64 = False
+            return self._pending
+        self._is_base64, self._pending = True, text[end:]
+        return data
+
+
+async def decoded_base64(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the bytes of a body that is declared as base64; see `Base64Decoder`."""
+    decoder = Base64Decoder()
+    async for chunk in chunks:
+        yield decoder.feed(chunk)
+    yield decoder.feed(b"", is_last=True)
+
+
 async def save(
     chunks: AsyncIterator[bytes], write: Write, counter: Counter, limit: int, seconds: float
 ) -> int:
@@ -341,12 +401,12 @@ async def save(
     while True:
         try:
             async with asyncio.timeout(seconds):
-                chunk = await anext(chunks, b"")
+                chunk = await anext(chunks, None)
         except TimeoutError:
             raise CallError(
                 ErrorCode.TIMEOUT, f"Nothing of the response arrived for {seconds:g} seconds."
             ) from None
-        if not chunk:
+        if chunk is None:
             break
         if counter.count + len(chunk) > limit:
             raise CallError(

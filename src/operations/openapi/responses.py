@@ -10,7 +10,7 @@ import binascii
 import codecs
 import re
 import zlib
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, suppress
 from functools import lru_cache
@@ -31,6 +31,7 @@ from operations._json import (
 from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.public_errors import Redactor, parts_of
+from operations.openapi.files import from_base64
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
 from operations.openapi.reading.files import MARKS
@@ -459,17 +460,12 @@ def read_data(
     if described.is_base64:
         # Some servers send the bytes themselves.
         with suppress(binascii.Error):
-            encoded = b"".join(content.split()).translate(bytes.maketrans(b"-_", b"+/"))
-            return b64decode(encoded, validate=True)
+            return from_base64(content)
     return content
 
 
 def item_data(text: str, described: ResponseData) -> Any:
-    """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON.
-
-    Raises:
-        CallError: As `event_data`.
-    """
+    """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON."""
     data = text if described.has_text_items else event_data(text)
     return text if described.keeps_text(data) else data
 
@@ -590,11 +586,8 @@ def _details(response: WholeResponse, limit: int, *, is_cut: bool = False) -> JS
         "contentType": redactor.redact(content_type),
         "body": None,
     }
-    if (
-        content
-        and content_type
-        and not (media.is_json(content_type) or media.is_text(content_type))
-    ):
+    is_text = not content_type or media.is_json(content_type) or media.is_text(content_type)
+    if content and not is_text:
         details |= {"body": b64encode(content).decode(), "encoding": "base64"}
     elif content:
         details["body"] = text = redactor.redact(_text(content, content_type))

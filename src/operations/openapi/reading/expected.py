@@ -23,6 +23,7 @@ from operations.schema.references import possible_types
 from operations.types import JSONObject, JSONSchema
 
 _NULL: JSONObject = {"type": "null"}
+_STRING = frozenset({"string"})
 
 EMPTY = frozenset({204, 205, 304})
 """Statuses of responses that never have a body, even if a document declares one."""
@@ -65,7 +66,7 @@ class ResponseData:
     @property
     def has_text_items(self) -> bool:
         """Whether the data of an event stays text even if it looks like JSON."""
-        return self._types == {"string"}
+        return self._types == _STRING
 
     def keeps_text(self, data: Any) -> bool:
         """Return whether a text that looks like the JSON `data` stays text: a string is declared, that type is not."""
@@ -143,6 +144,10 @@ class Expected:
         if len(self._described) < 100:
             self._described[key] = found
         return found
+
+    def is_base64(self, status: int, content_type: str) -> bool:
+        """Return whether the body of a response is declared as base64."""
+        return self.find(status, content_type).is_base64
 
     def _share(self, declared: Media) -> ResponseData:
         """Return one shared description for media types with the same content."""
