@@ -209,14 +209,16 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def budgets(self) -> tuple[Budget, ...]:
-        """The limits on the number of calls."""
-        passed_on = () if self.origin is None else self.origin.budgets
-        own = (
-            (f"{key}:{pattern}", pattern, most)
-            for block, key in zip(self.blocks, self.keys, strict=True)
-            for pattern, most in block.calls.items()
+        """The limits on the number of calls. The name of a counter begins with the blocks whose holders derived it."""
+        above, budgets = (
+            ((), ()) if self.origin is None else (self.origin.keys, self.origin.budgets)
         )
-        return (*passed_on, *own)
+        keys = (*above, *self.keys)
+        for index, block in enumerate(self.blocks, len(above)):
+            name = "/".join((*(key[:12] for key in keys[1:index]), keys[index]))
+            own = ((f"{name}:{pattern}", pattern, most) for pattern, most in block.calls.items())
+            budgets = (*budgets, *own)
+        return budgets
 
     @cached_property
     def is_limited(self) -> bool:

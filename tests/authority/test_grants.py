@@ -533,6 +533,33 @@ async def test_a_call_that_exceeds_one_budget_counts_against_none() -> None:
     assert await outcome(registry, of[parent], "open.ping") == "pong"
 
 
+async def test_the_holder_of_a_derived_grant_cannot_use_up_the_counters_of_the_others() -> None:
+    registry, grants = build(), Grants(KEY)
+
+    def derive(token: str) -> str:
+        return narrow(token, new_block("sub", calls={"*": 10_000}))
+
+    async def ping(token: str) -> Any:
+        context = OperationContext(identity=await grants.resolve(token))
+        return await outcome(registry, context, "open.ping")
+
+    async def derive_many(token: str) -> int:
+        """Use new grants until one is rejected; return how many worked."""
+        for count in range(1_000):
+            if await ping(derive(token)) == ErrorCode.RESOURCE_EXHAUSTED:
+                return count
+        raise AssertionError("there is no limit")
+
+    root = grants.create(ALICE, "bot", operations=["*"])
+    parent = derive(root)
+    child = derive(parent)
+    assert await derive_many(child) > 200
+    assert await ping(derive(parent)) == "pong", "another child of the same parent"
+    assert await derive_many(parent) > 200
+    assert await ping(derive(root)) == "pong", "another child of the root"
+    assert await ping(child) == "pong", "a grant that has a counter"
+
+
 async def test_a_call_with_a_budget_is_rejected_if_the_store_does_not_work() -> None:
     context = await context_of(calls={"*": 7})
 

@@ -11,7 +11,7 @@ Rule 3: a caller cannot answer its own request, and neither can a grant that sha
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from hashlib import sha256
 from math import inf
@@ -429,11 +429,27 @@ def _spent(held: bytes | None, rules: Rules, until: int | None) -> bytes:
     spent.until = until if spent.until is None else spent.until
     counts = spent.counts
     for name, most in rules.budgets:
+        is_new = name not in counts
         counts[name] = counts.get(name, 0) + 1
         if counts[name] > most:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The budget of the grant is exhausted")
-    if len(counts) > _MAX_COUNTERS:
-        raise CallError(
-            ErrorCode.RESOURCE_EXHAUSTED, "Too many grants were derived from the same grant"
-        )
+        if is_new and not _has_room(counts, name):
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED, "Too many grants were derived from the same grant"
+            )
     return msgspec.json.encode(spent)
+
+
+def _has_room(counts: Collection[str], name: str) -> bool:
+    """Return whether a new counter is within the limits.
+
+    The holder of a derived grant may use half of the counters that remain, so that it cannot block the others.
+    """
+    names, most, end = counts, _MAX_COUNTERS, 0
+    while len(names) <= most:
+        end = name.partition(":")[0].find("/", end) + 1
+        if not end:
+            return True
+        derived = [each for each in names if each.startswith(name[:end])]
+        names, most = derived, (most - len(names) + len(derived)) // 2
+    return False
