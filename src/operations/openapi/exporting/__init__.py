@@ -6,6 +6,7 @@ Rule 2: the same operations give the same document, independently of their order
 
 import logging
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from http.client import responses as PHRASES  # noqa: N812 - a table
 from typing import Any, Final
 
@@ -128,15 +129,15 @@ def to_openapi(
 
 
 def _name_operations(items: list[JSONObject]) -> None:
-    """Add numbers to operation ids that become the same function name in generated clients."""
+    """Add a hash to operation ids that become the function name of another one in generated clients."""
     taken: set[str] = set()
     for method in ("post", "get"):
         for operation in [item[method] for item in items if method in item]:
-            wanted, number = operation["operationId"], 1
-            while (name := _function_name(operation["operationId"])) in taken:
-                number += 1
-                operation["operationId"] = f"{wanted}_{number}"
-            taken.add(name)
+            wanted: str = operation["operationId"]
+            if _function_name(wanted) in taken:
+                # Not a number, which would change when an operation is added before this one.
+                operation["operationId"] = f"{wanted}_{sha256(wanted.encode()).hexdigest()[:8]}"
+            taken.add(_function_name(operation["operationId"]))
 
 
 def _function_name(operation_id: str) -> str:
