@@ -18,7 +18,7 @@ from enum import Enum
 from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from os import PathLike, fspath
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, cast
 from uuid import UUID
 
 import msgspec
@@ -130,6 +130,19 @@ _KINDS: dict[type, str] = {
 def pointer(token: str | int) -> str:
     """Return one reference token of a JSON pointer, with its slash, escaped."""
     return f"/{token}" if isinstance(token, int) else "/" + escape(token)
+
+
+Path: TypeAlias = tuple[Any, ...]
+"""A path as nested tuples, last token first: `(token, (token, ()))`. Converted to text only if needed."""
+
+
+def pointer_to(path: Path) -> str:
+    """Return a path as a JSON pointer."""
+    tokens: list[str] = []
+    while path:
+        tokens.append(pointer(path[0]))
+        path = path[1]
+    return "".join(reversed(tokens))
 
 
 def escape(token: str) -> str:

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
-from operations._json import MAX_DEPTH, to_json
+from operations._json import to_json
 from operations.schema import CastPolicy, CompiledSchema, Schema
-from operations.schema.casting.stripping import NeedsRepair, Stripper
-from operations.schema.casting.thorough import CreatingPass, Pass
+from operations.schema.casting.stripping import StrippingPass
+from operations.schema.casting.thorough import CreatingPass, NeedsRepair, Pass
 from operations.schema.checking import Checker
 from operations.schema.plans import Planner
 
@@ -253,7 +253,7 @@ def test_both_passes_agree_on_values_without_conversion(
     root = planner.plan((checker.document.root,))
     thorough = once.cast(root, value)
     try:
-        quick = Stripper(planner, once.default).stage(root).strip(value, MAX_DEPTH)
+        quick = StrippingPass(once).cast(root, value)
     except NeedsRepair:
         return
 

@@ -278,7 +278,7 @@ def _has_no_value(plan: Plan, known: dict[Plan, bool], depth: int) -> bool:
     if plan.types == ("object",):
         return any(_lacks(plan, name, known, depth) for name in plan.required)
     if plan.types == ("array",) and plan.least_items > 0:
-        return plan.most_items == 0 or accepts_nothing(plan.part(plan.place(0)), known, depth + 1)
+        return plan.most_items == 0 or accepts_nothing(plan.item(0), known, depth + 1)
     return False
 
 

@@ -74,7 +74,7 @@ class CompiledSchema(Checker):
         # A cast fills a missing default, so its type does not require the property.
         if any(parts[name].default is not MISSING for name in plan.required):
             return None
-        typed = self._caches.stripper.typed(plan)
+        typed = self._caches.quick.typed(plan)
         return typed.decode if typed is not None and typed.shape.exact else None
 
     @property

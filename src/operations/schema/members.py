@@ -164,8 +164,7 @@ class Place:
         """Return the place of a property, or None if no schema describes it."""
         if name in self._children:
             return self._children[name]
-        fields = [(plan, plan.field(name)) for plan in self.objects]
-        parts = [plan.part(field.sites) for plan, field in fields if field.kept]
+        parts = [part for plan in self.objects if (part := plan.children[name]) is not None]
         found = place_of(self._planner, parts) if parts else None
         if len(self._children) < _MAX_NAMES:
             self._children[name] = found
@@ -176,12 +175,12 @@ class Place:
         return self.items or self._item(index)
 
     def _item(self, index: int) -> "Place":
-        return place_of(self._planner, [plan.part(plan.place(index)) for plan in self.arrays])
+        return place_of(self._planner, [plan.item(index) for plan in self.arrays])
 
     @cached_property
     def items(self) -> "Place | None":
         """The place of all items of an array, if they share one place."""
-        return None if any(plan.places for plan in self.arrays) else self._item(0)
+        return None if any(plan.items[0] for plan in self.arrays) else self._item(0)
 
     @cached_property
     def nested(self) -> "Nested | None":

@@ -87,6 +87,9 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
+_MAX_NAMES = 1_000
+"""How many plans of undeclared properties are cached."""
+
 _FEW = 4
 """Plans with at most this many schemas have no index, which would take longer than a search."""
 
@@ -334,7 +337,7 @@ class Plan:
     def _has_type(self, value: Any) -> bool:
         return self.types is None or any(has_type(value, name) for name in self.types)
 
-    @property
+    @cached_property
     def is_unknown(self) -> bool:
         """Whether the plan has no keywords that affect a cast."""
         if self.opaque or self.choices:
@@ -395,7 +398,21 @@ class Plan:
 
         The validator checks these scalars, so that no other check is needed.
         """
-        return known_scalars(self) if _takes_no_container(self) else None
+        return self.scalars if _takes_no_container(self) else None
+
+    @cached_property
+    def scalars(self) -> frozenset[type] | None:
+        """The exact types of the scalars that the plan accepts, beside containers; None if unknown."""
+        known_types = [] if self.types is None else [scalar_types(self.types)]
+        for choice in self.choices:
+            members = [self.member(member).scalars for member in choice.members]
+            known = [member for member in members if member is not None]
+            if known and len(known) == len(members):
+                known_types.append(frozenset[type]().union(*known))
+        if len(known_types) < 2:
+            # Avoid an intersection with an empty set, which would create a copy for every plan.
+            return known_types[0] if known_types else None
+        return known_types[0].intersection(*known_types[1:])
 
     def keyword(self, name: str) -> list[Any]:
         """Return the value of the keyword in each schema that has it."""
@@ -406,6 +423,17 @@ class Plan:
         """The properties known by name."""
         names = dict.fromkeys((*names_in(self.facets, "properties"), *self.required))
         return {name: self.field(name) for name in names}
+
+    @cached_property
+    def fillable(self) -> list[tuple[str, "Plan"]]:
+        """The properties that may be added to an object: those that are required or have a default."""
+        parts = [(n, self.part(f.sites)) for n, f in self.fields.items() if not f.barred]
+        return [(n, p) for n, p in parts if n in self.required or p.default is not MISSING]
+
+    @cached_property
+    def children(self) -> "_Children":
+        """The plans of properties by name; None for a property that is stripped."""
+        return _Children(self)
 
     def _declaring(self, name: str) -> list[Facet]:
         """Return the schemas that declare a property. Only long lists have an index: most plans have one schema."""
@@ -451,7 +479,7 @@ class Plan:
         kept = self._planner.keep or (known and (needed or not forbidden))
         return FieldPlan(tuple(sites), kept, barred=forbidden)
 
-    @property
+    @cached_property
     def keeps_unnamed(self) -> bool:
         """Whether properties that are not in `fields` may be kept."""
         return (
@@ -464,8 +492,21 @@ class Plan:
             or any(rest is not False for rest in self.keyword("unevaluatedProperties"))
         )
 
-    def place(self, index: int) -> tuple[Site, ...]:
-        """Return the schemas of the item at `index` of an array."""
+    def item(self, index: int) -> "Plan":
+        """Return the plan for the item at `index` of an array."""
+        first, rest = self.items
+        return first[index] if index < len(first) else rest
+
+    @cached_property
+    def items(self) -> tuple[list["Plan"], "Plan"]:
+        """The plans for the leading items of an array that have their own schemas, and for all others."""
+        count = max(
+            (len(f.keywords.get(item_keywords(f.keywords)[0], ())) for f in self.facets), default=0
+        )
+        *first, rest = (self.part(self._item_sites(index)) for index in range(count + 1))
+        return first, rest
+
+    def _item_sites(self, index: int) -> tuple[Site, ...]:
         at = self._planner.document.at
         sites: list[Site] = []
         for facet in self.facets:
@@ -476,13 +517,6 @@ class Plan:
             elif isinstance(keywords.get(rest), dict):
                 sites.append(at(site, rest))
         return tuple(sites)
-
-    @property
-    def places(self) -> int:
-        """The number of leading items with their own schemas."""
-        return max(
-            (len(f.keywords.get(item_keywords(f.keywords)[0], ())) for f in self.facets), default=0
-        )
 
     @property
     def least_items(self) -> int:
@@ -512,6 +546,28 @@ class Plan:
         return ("null", "string", "integer", "boolean", "object", "array")
 
 
+class _Children(dict[str, Plan | None]):
+    """The plans of properties, each created when it is first needed."""
+
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def __missing__(self, name: str) -> Plan | None:
+        plan = self._plan
+        field = plan.fields.get(name)
+        if field is None:
+            if not plan.keeps_unnamed:
+                return None
+            field = plan.field(name)
+        found = plan.part(field.sites) if field.kept else None
+        if name in plan.fields or len(self) < _MAX_NAMES:
+            self[name] = found
+        return found
+
+
 _PYTHON: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -527,20 +583,6 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
     """Return the Python types of the scalars among the JSON types `names`."""
     return frozenset(kind for name in names for kind in _PYTHON[name])
-
-
-def known_scalars(plan: Plan) -> frozenset[type] | None:
-    """Return the exact types of the scalars that `plan` accepts in addition to containers; None if unknown."""
-    known_types = [] if plan.types is None else [scalar_types(plan.types)]
-    for choice in plan.choices:
-        members = [known_scalars(plan.member(member)) for member in choice.members]
-        known = [member for member in members if member is not None]
-        if known and len(known) == len(members):
-            known_types.append(frozenset[type]().union(*known))
-    if len(known_types) < 2:
-        # Avoid an intersection with an empty set, which would create a copy for every plan.
-        return known_types[0] if known_types else None
-    return known_types[0].intersection(*known_types[1:])
 
 
 def _takes_no_container(plan: Plan) -> bool:

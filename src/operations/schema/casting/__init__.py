@@ -8,11 +8,11 @@ Rule 3: data that needs no change, which is most data, is recognised before any 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
+from operations._json import JSONValueError, as_json, canonical, to_json
 from operations._objects import without_objects
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
-from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, pack
-from operations.schema.casting.thorough import CreatingPass, Pass
+from operations.schema.casting.stripping import REFUSALS, StrippingPass, pack
+from operations.schema.casting.thorough import CreatingPass, NeedsRepair, Pass
 from operations.schema.checking import Checker
 from operations.schema.explain import explain
 from operations.schema.members import place_of
@@ -45,7 +45,7 @@ CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
 
 
 class Caches:
-    """The plans and closures of one policy, for one document or for all that share definitions.
+    """The plans and passes of one policy, for one document or for all that share definitions.
 
     Each entry is created once for each schema, when data first needs it.
     """
@@ -54,7 +54,7 @@ class Caches:
         self.creates = policy == "create"
         self.planner = Planner(scope, keep=policy == "keep")
         self.thorough = CreatingPass if self.creates else Pass
-        self.stripper = Stripper(self.planner, self.thorough(self.planner).default)
+        self.quick = StrippingPass(self.thorough(self.planner))
 
 
 def caches_of(scope: Scope, policy: CastPolicy) -> Caches:
@@ -75,7 +75,6 @@ class Normaliser:
         self._site = checker.document.root
         self._root = caches.planner.plan((self._site,))
         self._place = place_of(caches.planner, [self._root])
-        self._stage = caches.stripper.stage(self._root)
         self._quick: _Quick = self._choose
         self._is_clean: Callable[[Any], bool] | None = None
         """Returns whether a JSON value is known to need no change; None if there is no such test."""
@@ -138,14 +137,14 @@ class Normaliser:
 
     def _checked(self, value: Any) -> tuple[Any, "_Report | None"]:
         value = without_objects(value)
-        stripped = self._stage.strip(value, MAX_DEPTH)
+        stripped = self._caches.quick.cast(self._root, value)
         if not self._accepts(stripped):
             raise NeedsRepair
         return stripped, None if is_unchanged(value, stripped) else self._stripped
 
     def _find_types(self) -> "_Quick | None":
         """Return the quick pass by msgspec types, if the document is simple enough."""
-        typed = self._caches.stripper.typed(self._root, checks=True)
+        typed = self._caches.quick.typed(self._root, checks=True)
         if typed is None or typed.shape.depth == 0:
             return None
         shape, check = typed.shape, typed.check
@@ -223,7 +222,7 @@ class Normaliser:
     def _once(self, value: Any) -> tuple[Any, bool]:
         """Run both passes; return the result, and whether more than stripping and filling was needed."""
         try:
-            stripped = self._stage.strip(value, MAX_DEPTH)
+            stripped = self._caches.quick.cast(self._root, value)
             if self._accepts(stripped):
                 return stripped, False
             if self._is_valid(value):

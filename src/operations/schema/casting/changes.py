@@ -12,11 +12,13 @@ import msgspec
 
 from operations._json import (
     JSON_TYPES,
+    Path,
     is_list,
     is_object,
     kind_of,
     lift,
     pointer,
+    pointer_to,
     to_json,
     unescape,
 )
@@ -81,9 +83,6 @@ _CONTAINERS = frozenset({dict, list})
 _OBJECTS = frozenset({dict})
 _TYPES = ("string", "integer", "number", "boolean")
 
-_Path: TypeAlias = tuple[Any, ...]
-"""A path as nested tuples, last token first: `(token, (token, ()))`. Converted to text only if needed."""
-
 
 class Changes:
     """Collects the changes to one value.
@@ -116,7 +115,7 @@ class Changes:
 
     def _counted(self) -> "Changes":
         for (place, _, _), (count, path, first, result) in self._shapes.items():
-            self.add_properties(place, first, result, _written(path), count)
+            self.add_properties(place, first, result, pointer_to(path), count)
         return self
 
     def add_mismatches(self, faults: Iterable[ValidationIssue], value: Any) -> "Changes":
@@ -136,7 +135,7 @@ class Changes:
             self._add("mismatch", location, fault.path, fault.message)
         return self
 
-    def _shape(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
+    def _shape(self, place: Place | None, before: Any, after: Any, path: Path) -> None:
         """Compare the property names of objects in which properties may have been stripped or filled."""
         if place is None or place.is_open:
             return
@@ -161,7 +160,7 @@ class Changes:
                 if name in before and type(after.get(name)) in _CONTAINERS:
                     self._shape(child, before[name], after[name], (name, path))
 
-    def _names_of(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
+    def _names_of(self, place: Place | None, before: Any, after: Any, path: Path) -> None:
         """Record the names of an object before and after.
 
         Most objects of one place have the same names, and are counted together.
@@ -197,7 +196,7 @@ class Changes:
         return self._found
 
     def _compare(
-        self, place: Place | None, before: Any, after: Any, path: _Path, location: "_Location"
+        self, place: Place | None, before: Any, after: Any, path: Path, location: "_Location"
     ) -> None:
         """Compare everything."""
         if before is after:
@@ -220,7 +219,7 @@ class Changes:
         place: Place | None,
         before: list[Any],
         after: list[Any],
-        path: _Path,
+        path: Path,
         location: "_Location",
     ) -> None:
         here = place, None
@@ -230,18 +229,18 @@ class Changes:
             self._compare(place and place.item(index), first, second, (index, path), here)
         if len(after) < len(before):
             words = f"was cut from {len(before)} to {counted(len(after), 'item')}"
-            self._add("replaced", location, _written(path), words)
+            self._add("replaced", location, pointer_to(path), words)
         for index in range(len(before), len(after)):
             words = f"was absent and is now {shown(after[index])}"
-            self._add("created", here, _written((index, path)), words)
+            self._add("created", here, pointer_to((index, path)), words)
 
-    def _scalar(self, before: Any, after: Any, path: _Path, location: "_Location") -> None:
+    def _scalar(self, before: Any, after: Any, path: Path, location: "_Location") -> None:
         if type(before) not in _CONTAINERS and _is_conversion(before, after):
             words = f"was converted from {kind_of(before)} to {kind_of(after)}"
-            self._add("converted", location, _written(path), words)
+            self._add("converted", location, pointer_to(path), words)
         else:
             words = f"was {kind_of(before)} and is now {shown(after)}"
-            self._add("replaced", location, _written(path), words)
+            self._add("replaced", location, pointer_to(path), words)
 
     def _merge(self, found: "_Found") -> None:
         if not self._found:
@@ -289,7 +288,7 @@ class Uniform:
         self._filled = [(name, to_json(after[name])) for name in after if name not in self._before]
         self._after = dict.fromkeys(after) | dict(self._filled)
         self._size = {len(before)}
-        self._reports: dict[tuple[int, _Path], _Found] = {}
+        self._reports: dict[tuple[int, Path], _Found] = {}
 
     def describes(self, objects: list[Any]) -> bool:
         """Return whether each of the objects has exactly these names."""
@@ -312,11 +311,11 @@ class Uniform:
                 for item in objects:
                     item[name] = default
 
-    def changes(self, count: int, path: _Path = ()) -> "_Found":
+    def changes(self, count: int, path: Path = ()) -> "_Found":
         """Return the changes to a list of `count` objects at `path`."""
         found = self._reports.get((count, path))
         if found is None:
-            first = _written((0, path))
+            first = pointer_to((0, path))
             within = Changes(self._place)
             found = within.add_properties(self._place, self._before, self._after, first, count)
             if len(self._reports) < _MAX_REPORTS:
@@ -373,14 +372,6 @@ def _plain(value: Any) -> Any:
         names: Iterable[str] = to_json(dict.fromkeys(value))
         return dict(zip(names, value.values(), strict=True))
     return value
-
-
-def _written(path: _Path) -> str:
-    tokens: list[str] = []
-    while path:
-        tokens.append(pointer(path[0]))
-        path = path[1]
-    return "".join(reversed(tokens))
 
 
 def _cut(text: str, limit: int) -> str:

@@ -1,101 +1,48 @@
-"""The quick pass of a cast, compiled to closures: strips undeclared properties and fills defaults, without conversions.
+"""The quick pass of a cast: strip undeclared properties and fill declared defaults.
 
-Most values are valid except for undeclared properties and missing defaults. This pass copies the planned properties;
-the validator checks scalars afterwards, in one call. If a value needs another change, the pass raises `NeedsRepair`,
-and `thorough` casts the value instead.
-
-Rule 1: every container in the result is new, and every scalar has an exact JSON type that the validator checks. Values
-        that the validator does not visit are converted by `to_json`.
-Rule 2: for speed, this pass builds no paths and no reports, and allocates only the result.
+Rule 1: only containers and the types of scalars are examined, because the validator checks the result. Values that the
+        validator does not visit are converted by `to_json`.
+Rule 2: an object that a msgspec type describes is processed in C.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from contextlib import suppress
+from typing import Any
 
 from msgspec import ValidationError, json, msgpack
 
-from operations._json import (
-    JSON_TYPES,
-    SCALARS,
-    JSONValueError,
-    as_json,
-    lift,
-    to_json,
-)
+from operations._json import MAX_DEPTH, SCALARS, Path, as_json, kind_of, to_json
 from operations._objects import dumped_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import PlanType, Shaper
-from operations.schema.casting.thorough import applied
-from operations.schema.plans import (
-    MISSING,
-    Choice,
-    Plan,
-    Planner,
-    known_scalars,
-    scalar_types,
-)
+from operations.schema.casting.thorough import NeedsRepair, Pass, applied, placed
+from operations.schema.plans import Plan
 from operations.schema.references import Site
-
-Strip: TypeAlias = Callable[[Any, int], Any]
-"""Takes a value and its allowed depth; returns the stripped copy."""
 
 pack = msgpack.Encoder().encode
 REFUSALS = (LookupError, NotImplementedError, OverflowError, TypeError, ValueError)
 """The exceptions raised for a value that a type does not accept, when it is encoded, decoded or finished."""
 
 
-class NeedsRepair(Exception):  # noqa: N818 - a signal between two passes, not an error
-    """The value needs more than stripping and filling."""
+class StrippingPass(Pass):
+    """A pass that raises `NeedsRepair` for a value that needs more than stripping and filling.
 
-
-class _Stage:
-    """The closure of one plan, compiled when data first reaches it."""
-
-    __slots__ = ("_plan", "_stripper", "strip")
-
-    def __init__(self, stripper: "Stripper", plan: Plan) -> None:
-        self._stripper = stripper
-        self._plan = plan
-        self.strip: Strip = self._compile_and_strip
-
-    def _compile_and_strip(self, value: Any, levels: int) -> Any:
-        self.strip = self._stripper.compile(self._plan)
-        return self.strip(value, levels)
-
-
-class Stripper:
-    """Compiles the plans of one document, or of all documents that share definitions.
+    It has no state, so that one object serves all values of one document, or of all documents that share definitions.
 
     Args:
-        planner: Creates the plans.
-        default: Returns the default of a property, given its plan and whether it is required; or `MISSING`.
+        thorough: Provides the declared defaults.
     """
 
-    def __init__(self, planner: Planner, default: Callable[[Plan, bool], Any]) -> None:
-        self._default = default
-        self._planner = planner
-        self._stages: dict[Plan, _Stage] = {}
-        most = planner.scope.max_plans // 25
-        self._shaper = Shaper(default, most=most)
-        self._closed = Shaper(default, closed=True, most=most)
+    trusts = True
 
-    def stage(self, plan: Plan) -> _Stage:
-        """Return the stage with the closure of `plan`, which may not be compiled yet."""
-        found = self._stages.get(plan)
-        if found is None:
-            found = self._stages[plan] = _Stage(self, plan)
-        return found
-
-    def compile(self, plan: Plan) -> Strip:
-        """Return the closure of `plan`."""
-        leaf = plan.leaf_types
-        if leaf is not None:
-            return _leaf_strip(leaf)
-        if plan.is_unknown:
-            return to_json
-        general = self._choosing(plan) if plan.choices else self._general(plan)
-        typed = self.typed(plan)
-        return general if typed is None else _typed_or(typed, general)
+    def __init__(self, thorough: Pass) -> None:
+        super().__init__(thorough.planner)
+        self._thorough = thorough
+        most = self.planner.scope.max_plans // 25
+        self._shaper = Shaper(self.default, most=most)
+        self._closed = Shaper(self.default, closed=True, most=most)
+        self._typed: dict[Plan, TypedStrip | None] = {}
+        self._candidates: dict[tuple[Plan, str], list[list[tuple[Site, Plan]]]] = {}
 
     def typed(self, plan: Plan, *, checks: bool = False) -> "TypedStrip | None":
         """Return the pass of a simple plan by a msgspec type; None for other plans.
@@ -113,195 +60,63 @@ class Stripper:
             # msgspec does not support the type.
             return None
 
-    def _general(self, plan: Plan) -> Strip:
-        on_object = self._object(plan) if plan.allows("object") else _give_up
-        on_array = self._array(plan) if plan.allows("array") else _give_up
-        scalars = scalar_types(plan.types or ())
-        typed = plan.types is not None
+    def cast(self, plan: Plan, value: Any, path: Path = (), levels: int = MAX_DEPTH) -> Any:
+        """Strip and fill a value."""
+        if type(value) not in SCALARS:
+            if plan not in self._typed:
+                self._typed[plan] = self.typed(plan) if plan.leaf_types is None else None
+            typed = self._typed[plan]
+            if typed is not None and levels >= typed.shape.depth:
+                # Otherwise the types are not JSON, or the shape differs.
+                with suppress(NeedsRepair):
+                    return typed.strip(value)[0]
+        return super().cast(plan, value, path, levels)
 
-        def strip(value: Any, levels: int) -> Any:
-            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-            if kind is dict:
-                return on_object(value, levels)
-            if kind is list:
-                return on_array(value, levels)
-            if kind in scalars:
-                return value
-            if kind in SCALARS:
-                if typed:
-                    raise NeedsRepair
-                return to_json(value)
-            return strip(lift(value), levels)
+    def whole(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
+        """Return a scalar of an allowed type, or a container among constants."""
+        is_scalar = type(value) in SCALARS
+        if is_scalar and plan.scalars is not None and type(value) not in plan.scalars:
+            raise NeedsRepair
+        if not is_scalar and plan.constants is None:
+            raise NeedsRepair
+        return placed(to_json, value, path, levels)
 
-        return strip
-
-    # Objects
-
-    def _object(self, plan: Plan) -> Strip:
-        """Strip an object, keeping the order of its properties; declared defaults come last."""
-        known: dict[Any, tuple[str, frozenset[type], _Stage | None]] = {}
-        """The name of each declared property, and the allowed types of scalars or the closure for other values."""
-        filled: list[tuple[str, Any]] = []
-        for name, field in plan.fields.items():
-            if not field.kept:
-                continue
-            part = plan.part(field.sites)
-            leaf = part.leaf_types
-            known[name] = name, leaf or _NO_TYPES, self.stage(part) if leaf is None else None
-            default = MISSING if field.barred else self._default(part, name in plan.required)
-            if default is not MISSING:
-                filled.append((name, default))
-        others = self._others(plan) if plan.keeps_unnamed else None
-        planner = self._planner
-
-        def strip(value: dict[Any, Any], levels: int) -> Any:
-            if levels <= 0:
-                raise NeedsRepair
-            levels -= 1
-            result: dict[str, Any] = {}
-            for key, item in value.items():
-                if key in known:
-                    name, leaf, stage = known[key]
-                    if type(item) in leaf:
-                        result[name] = item
-                    elif stage is None:
-                        result[name] = _lifted(item, leaf)
-                    else:
-                        result[name] = stage.strip(item, levels)
-                    continue
-                if type(key) is not str:
-                    raise NeedsRepair
-                stage = None if others is None else others(key)
-                if stage is not None:
-                    key.encode()  # raises an error for invalid Unicode
-                    result[key] = stage.strip(item, levels)
-            for name, default in filled:
-                if name not in value:
-                    if type(default) in SCALARS:
-                        result[name] = default
-                    else:
-                        result[name] = to_json(default)
-                        planner.undecided += 1
-            return result
-
-        return strip
-
-    def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
-        """Return the function that gives the closure of an undeclared property, or None to strip the property."""
-        known: dict[str, _Stage | None] = dict.fromkeys(plan.fields)
-
-        def stage_of(name: str) -> _Stage | None:
-            if name in known:
-                return known[name]
-            field = plan.field(name)
-            stage = self.stage(plan.part(field.sites)) if field.kept else None
-            if len(known) < _MAX_NAMES:
-                known[name] = stage
-            return stage
-
-        return stage_of
-
-    # Arrays
-
-    def _array(self, plan: Plan) -> Strip:
-        others = plan.part(plan.place(plan.places))
-        if others.is_unknown and not plan.places:
-            return to_json
-        first = [self.stage(plan.part(plan.place(index))) for index in range(plan.places)]
-        rest = self.stage(others)
-
-        def strip(value: list[Any], levels: int) -> Any:
-            if levels <= 0:
-                raise NeedsRepair
-            levels -= 1
-            result = [stage.strip(item, levels) for stage, item in zip(first, value, strict=False)]
-            result += [rest.strip(item, levels) for item in value[len(first) :]]
-            return result
-
-        return strip
-
-    # Choices
-
-    def _choosing(self, plan: Plan) -> Strip:
+    def choose(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Select the member of a union by the type of the value if possible, else by the validator of each member."""
-        objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
-        arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
-        planner, undecided = self._planner, int(plan.is_unstable)
-        recursive = planner.scope.recursive
-        scalars = known_scalars(plan)
-        plain = scalars or frozenset()
-        picked: dict[tuple[str, ...], _Stage] = {}
+        if type(value) in SCALARS:
+            return self.whole(plan, value, path, levels)
+        if self.planner.scope.recursive:
+            # A recursive validator must not process deeper data.
+            as_json(value, levels)
+        self.planner.undecided += plan.is_unstable
+        key = plan, kind_of(value)
+        if key not in self._candidates:
+            self._candidates[key] = _candidates(*key)
+        picks: list[Site] = []
+        for choice, members in zip(plan.choices, self._candidates[key], strict=True):
+            if not choice.members:
+                picks += applied(plan, choice, value)
+            elif len(members) == 1:
+                picks.append(members[0][0])
+            else:
+                fitting = [site for site, part in members if part.accepts(value)]
+                named = choice.named(value)
+                if not fitting or not (named is None or named in fitting):
+                    raise NeedsRepair
+                picks += fitting
+        return self.cast(plan.pick(tuple(picks)), value, path, levels)
 
-        def strip(value: Any, levels: int) -> Any:
-            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-            if kind in plain:
-                return value
-            if kind is not dict and kind is not list:
-                if kind not in SCALARS:
-                    return strip(lift(value), levels)
-                if scalars is None:
-                    return to_json(value)
-                raise NeedsRepair
-            if recursive:
-                _enforce_depth(value, levels)
-            planner.undecided += undecided
-            picks: list[Site] = []
-            for choice, members in zip(
-                plan.choices, objects if kind is dict else arrays, strict=True
-            ):
-                if not choice.members:
-                    picks += applied(plan, choice, value)
-                elif len(members) == 1:
-                    picks.append(members[0][0])
-                else:
-                    fitting = [site for site, part in members if part.accepts(value)]
-                    named = choice.named(value)
-                    if not fitting or not (named is None or named in fitting):
-                        raise NeedsRepair
-                    picks += fitting
-            key = tuple(site.pointer for site in picks)
-            stage = picked.get(key)
-            if stage is None:
-                stage = picked[key] = self.stage(plan.pick(tuple(picks)))
-            return stage.strip(value, levels)
-
-        return strip
-
-    def _candidates(self, plan: Plan, choice: Choice, kind: str) -> list[tuple[Site, Plan]]:
-        parts = [(member, plan.member(member)) for member in choice.members]
-        return [(member, part) for member, part in parts if part.allows(kind)]
+    def default(self, plan: Plan, required: bool) -> Any:
+        """Return the declared default, which may be converted."""
+        return self._thorough.default(plan, required)
 
 
-_NO_TYPES: frozenset[type] = frozenset()
-_MAX_NAMES = 1_000
-"""How many undeclared property names are cached."""
-
-
-def _give_up(_value: Any, _room: int) -> Any:
-    raise NeedsRepair
-
-
-def _enforce_depth(value: Any, levels: int) -> None:
-    """Require that a value is JSON and not nested too deeply, before a recursive validator processes it."""
-    try:
-        as_json(value, levels)
-    except JSONValueError:
-        raise NeedsRepair from None
-
-
-def _typed_or(typed: "TypedStrip", general: Strip) -> Strip:
-    strip_typed, depth = typed.strip, typed.shape.depth
-
-    def strip(value: Any, levels: int) -> Any:
-        if levels >= depth and type(value) not in SCALARS:
-            try:
-                return strip_typed(value)[0]
-            except NeedsRepair:
-                # The types are not JSON, or the shape differs: try the thorough pass.
-                pass
-        return general(value, levels)
-
-    return strip
+def _candidates(plan: Plan, kind: str) -> list[list[tuple[Site, Plan]]]:
+    """Return the members of each choice that allow values of a type."""
+    return [
+        [(member, part) for member in choice.members if (part := plan.member(member)).allows(kind)]
+        for choice in plan.choices
+    ]
 
 
 class TypedStrip:
@@ -373,19 +188,3 @@ class TypedStrip:
             return self.check is not None and self.check(packed) is not None
         except ValidationError:
             return False
-
-
-def _leaf_strip(allowed: frozenset[type]) -> Strip:
-    def strip(value: Any, _room: int) -> Any:
-        return value if type(value) in allowed else _lifted(value, allowed)
-
-    return strip
-
-
-def _lifted(value: Any, allowed: frozenset[type]) -> Any:
-    """Convert a scalar to an allowed JSON type."""
-    if type(value) not in JSON_TYPES:
-        value = to_json(value)
-        if type(value) in allowed:
-            return value
-    raise NeedsRepair

@@ -167,7 +167,8 @@ class Shaper:
         return PlanType(kind, depth + 1, exact, finish, fills, None if nested else complete)
 
     def _map(self, plan: Plan) -> PlanType | None:
-        shape = self.shape(plan.part(plan.field("").sites))
+        part = plan.children[""]
+        shape = None if part is None else self.shape(part)
         if shape is None:
             return None
         kind = _generic(dict, str, shape.type)
@@ -175,7 +176,8 @@ class Shaper:
         return PlanType(kind, shape.depth + 1, shape.exact, finish, shape.fills)
 
     def _array(self, plan: Plan) -> PlanType | None:
-        shape = None if plan.places else self.shape(plan.part(plan.place(0)))
+        first, rest = plan.items
+        shape = None if first else self.shape(rest)
         if shape is None:
             return None
         finish = shape.finish and _array_finish(shape.finish)

@@ -8,6 +8,7 @@ It follows a plan and a value in parallel. The rules, in order of precedence:
 
 Rule 1: the input is never modified. The result is fresh JSON.
 Rule 2: only `CreatingPass`, for the policy `create`, creates values: it overrides the six hooks at the end of `Pass`.
+        The quick pass (`stripping`) overrides the handling of scalars and unions.
         It uses a declared default if there is one, else a constant, else the smallest value of the first type that the
         schema accepts. A value that must contain itself cannot be created.
 """
@@ -21,12 +22,13 @@ from operations._json import (
     JSON_TYPES,
     MAX_DEPTH,
     JSONValueError,
+    Path,
     canonical,
     is_list,
     is_object,
     kind_of,
     lift,
-    pointer,
+    pointer_to,
     to_json,
 )
 from operations.schema.members import Place, matching, nearest, place_of
@@ -41,10 +43,11 @@ _MAX_DEFAULT = 100_000
 """The largest default in bytes, with its own defaults filled."""
 
 _CONTAINERS = frozenset({dict, list})
+_TEXT = frozenset({str})
 
 
-class CannotCastError(Exception):
-    """A trial cast would need more than conversions."""
+class NeedsRepair(Exception):  # noqa: N818 - a signal between passes, not an error
+    """The value needs more changes than a pass makes: the quick pass only strips and fills, a trial also converts."""
 
 
 class Pass:
@@ -55,16 +58,19 @@ class Pass:
         fitting: The plans whose defaults are being cast, outermost first.
 
     Attributes:
+        trusts: Whether scalars of an allowed type are not checked one by one.
         edits: The number of values that were converted, created or replaced.
         on_trial: Whether the pass only tests if conversions are enough.
     """
 
+    trusts = False
+
     def __init__(self, planner: Planner, fitting: tuple[Plan, ...] = ()) -> None:
-        self._planner = planner
+        self.planner = planner
         self._fitting = fitting
         self._trials_left = _MAX_TRIALS
-        self._refused: set[tuple[Plan, str]] = set()
-        self._chosen: dict[tuple[Plan, str], tuple[Any, int]] = {}
+        self._refused: set[tuple[Plan, Path]] = set()
+        self._chosen: dict[tuple[Plan, Path], tuple[Any, int]] = {}
         self.on_trial = False
         self.edits = 0
 
@@ -75,7 +81,7 @@ class Pass:
         """
         if plan.default is MISSING:
             return MISSING
-        defaults = self._planner.defaults
+        defaults = self.planner.defaults
         if plan in self._fitting:
             # The default would contain itself without end: such a default is never filled.
             defaults[plan] = MISSING
@@ -92,7 +98,7 @@ class Pass:
         try:
             default = to_json(plan.default)
             if isinstance(default, (dict, list)):
-                inner = type(self)(self._planner, (*self._fitting, plan))
+                inner = type(self)(self.planner, (*self._fitting, plan))
                 default = inner.cast(plan, default)
             elif not plan.accepts(default):
                 # Also if there is a choice of types.
@@ -102,7 +108,7 @@ class Pass:
             return MISSING
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
 
-    def cast(self, plan: Plan, value: Any, path: str = "", levels: int = MAX_DEPTH) -> Any:
+    def cast(self, plan: Plan, value: Any, path: Path = (), levels: int = MAX_DEPTH) -> Any:
         """Cast `value` at `path`; it may nest `levels` deep.
 
         Raises:
@@ -111,21 +117,21 @@ class Pass:
         if self.on_trial:
             self._trials_left -= 1
             if self._trials_left < 0:
-                raise CannotCastError
+                raise NeedsRepair
         while type(value) not in JSON_TYPES:
             value = placed(lift, value, path)
         if plan.is_unknown:
             return placed(to_json, value, path, levels)
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if plan.choices and plan.allows(kind_of(value)):
-            return self._choose(plan, value, path, levels)
+            return self.choose(plan, value, path, levels)
         if kind is dict and plan.allows("object") and plan.constants is None:
             return self._object(plan, value, path, levels)
         if kind is list and plan.allows("array") and plan.constants is None:
             return self._array(plan, value, path, levels)
-        return self._whole(plan, value, path, levels)
+        return self.whole(plan, value, path, levels)
 
-    def _whole(self, plan: Plan, value: Any, path: str, levels: int) -> Any:
+    def whole(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Cast a value that is not a container with its own plan."""
         value = placed(to_json, value, path, levels)
         if plan.accepts(value):
@@ -141,48 +147,48 @@ class Pass:
                     return converted
         return self.misfit(plan, value)
 
-    def _object(self, plan: Plan, value: dict[Any, Any], path: str, levels: int) -> Any:
+    def _object(self, plan: Plan, value: dict[Any, Any], path: Path, levels: int) -> Any:
         if levels <= 0:
-            raise JSONValueError("nested too deeply", path)
-        is_plain = all(type(key) is str for key in value)
+            raise JSONValueError("nested too deeply", pointer_to(path))
+        is_plain = _TEXT.issuperset(map(type, value))
+        children, trusts = plan.children, self.trusts
+        if trusts and not is_plain:
+            raise NeedsRepair
         members = value if is_plain else _with_plain_keys(value, path)
         result: dict[str, Any] = {}
         # Keep the order of the value; added properties come last.
         for name, item in members.items():
-            field = plan.fields.get(name)
-            if field is None:
-                if not plan.keeps_unnamed:
-                    continue
-                field = plan.field(name)
-                if field.kept:
-                    placed(to_json, name, path)
-            if field.kept:
-                place = path + pointer(name)
-                result[name] = self.cast(plan.part(field.sites), item, place, levels - 1)
-        for name, field in plan.fields.items():
-            if name not in members and not field.barred:
-                part = plan.part(field.sites)
+            part = children[name]
+            if part is None:
+                continue
+            if not name.isascii():
+                placed(to_json, name, path)
+            if trusts and part.scalars is not None and type(item) in part.scalars:
+                result[name] = item
+            else:
+                result[name] = self.cast(part, item, (name, path), levels - 1)
+        for name, part in plan.fillable:
+            if name not in members:
                 made = self.default(part, name in plan.required)
                 if made is MISSING and name in plan.required:
                     made = self.absent(part)
                 if made is not MISSING:
                     result[name] = made
-                    self._planner.undecided += type(made) in _CONTAINERS
+                    self.planner.undecided += type(made) in _CONTAINERS
         return result
 
-    def _array(self, plan: Plan, value: list[Any], path: str, levels: int) -> Any:
+    def _array(self, plan: Plan, value: list[Any], path: Path, levels: int) -> Any:
         if levels <= 0:
-            raise JSONValueError("nested too deeply", path)
-        first = [plan.part(plan.place(index)) for index in range(plan.places)]
-        rest = plan.part(plan.place(plan.places))
+            raise JSONValueError("nested too deeply", pointer_to(path))
+        first, rest = plan.items
         parts = zip(chain(first, repeat(rest)), self.cut(plan, value), strict=False)
         items = [
-            self.cast(part, item, f"{path}/{index}", levels - 1)
+            self.cast(part, item, (index, path), levels - 1)
             for index, (part, item) in enumerate(parts)
         ]
         return self.resized(plan, items)
 
-    def _choose(self, plan: Plan, value: Any, path: str, levels: int) -> Any:
+    def choose(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Choose the members of the unions in `plan` for `value`, then cast the value to them.
 
         Several unions may contain the same union for the same place; the result is computed once.
@@ -190,12 +196,12 @@ class Pass:
         key = plan, path
         if key not in self._chosen:
             if self.on_trial and key in self._refused:
-                raise CannotCastError
+                raise NeedsRepair
             before = self.edits
             try:
                 result = self._cast_chosen(plan, value, path, levels)
                 self._chosen[key] = result, self.edits - before
-            except CannotCastError:
+            except NeedsRepair:
                 self._refused.add(key)
                 raise
             finally:
@@ -204,10 +210,10 @@ class Pass:
         self.edits += edits
         return result
 
-    def _cast_chosen(self, plan: Plan, value: Any, path: str, levels: int) -> Any:
+    def _cast_chosen(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         value = placed(to_json, value, path, levels)
         if plan.is_unstable and type(value) in _CONTAINERS:
-            self._planner.undecided += 1
+            self.planner.undecided += 1
         picks: list[Site] = []
         # Where the value matches other members than the one it names, only the named one.
         own: list[Site] = []
@@ -223,10 +229,10 @@ class Pass:
                 picks.extend(chosen)
                 own.extend(chosen)
                 continue
-            chosen = matching(self._planner, choice.members, value, attempt)
+            chosen = matching(self.planner, choice.members, value, attempt)
             if not chosen:
                 if self.on_trial:
-                    raise CannotCastError
+                    raise NeedsRepair
                 nearest = self.unmatched(plan, choice, value)
                 if nearest is None:
                     return self.misfit(plan, value)
@@ -240,14 +246,14 @@ class Pass:
         # Cast separately, because a closed member forbids the properties of the others.
         return _joined(result, self.cast(plan.pick(tuple(own)), value, path, levels))
 
-    def _attempt(self, plan: Plan, value: Any, path: str, levels: int) -> int | None:
+    def _attempt(self, plan: Plan, value: Any, path: Path, levels: int) -> int | None:
         """Return the number of conversions to cast `value` to `plan`; None if conversions are not enough."""
         outer = self.edits, self.on_trial
         self.edits, self.on_trial = 0, True
         try:
             result = self.cast(plan, value, path, levels)
             return self.edits if plan.accepts(result) else None
-        except CannotCastError:
+        except NeedsRepair:
             return None
         finally:
             self.edits, self.on_trial = outer
@@ -264,13 +270,13 @@ class Pass:
     def misfit(self, plan: Plan, value: Any) -> Any:
         """Return the replacement of a mismatched value: without properties that are unknown to all union members."""
         if self.on_trial:
-            raise CannotCastError
-        return _known(place_of(self._planner, [plan]), value) if plan.choices else value
+            raise NeedsRepair
+        return _known(place_of(self.planner, [plan]), value) if plan.choices else value
 
     def absent(self, plan: Plan) -> Any:
         """Return the value for an absent required property without a default, or `MISSING`."""
         if self.on_trial:
-            raise CannotCastError
+            raise NeedsRepair
         return MISSING
 
     def cut(self, plan: Plan, items: list[Any]) -> list[Any]:
@@ -315,15 +321,15 @@ def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
     return [branch] if branch else []
 
 
-def placed(function: Any, value: Any, path: str, *more: Any) -> Any:
+def placed(function: Any, value: Any, path: Path, *more: Any) -> Any:
     """Return `function(value)`; prepend `path` to the location of an error."""
     try:
         return function(value, *more)
     except JSONValueError as error:
-        raise JSONValueError(error.reason, path + error.path) from None
+        raise JSONValueError(error.reason, pointer_to(path) + error.path) from None
 
 
-def _with_plain_keys(value: dict[Any, Any], path: str) -> dict[str, Any]:
+def _with_plain_keys(value: dict[Any, Any], path: Path) -> dict[str, Any]:
     """Return `value` with its keys written as JSON writes them."""
     names = placed(to_json, dict.fromkeys(value), path)
     return dict(zip(names, value.values(), strict=True))
@@ -380,7 +386,7 @@ class CreatingPass(Pass):
             self._edit()
             items = kept
         for index in range(len(items), min(plan.least_items, _MAX_PADDING)):
-            made = self._make(plan.part(plan.place(index)))
+            made = self._make(plan.item(index))
             if made is MISSING or (unique and any(same(made, item) for item in items)):
                 break
             self._edit()
@@ -391,12 +397,12 @@ class CreatingPass(Pass):
         """Return the nearest member; None if the union declares a default, which then replaces the value."""
         if plan.default is not MISSING:
             return None
-        return nearest(self._planner, choice.members, value)
+        return nearest(self.planner, choice.members, value)
 
     def _make(self, plan: Plan) -> Any:
         """Return a fresh value for `plan`, or `MISSING`."""
         if self.on_trial:
-            raise CannotCastError
+            raise NeedsRepair
         if plan not in self._created:
             self._created[plan] = Creator(self.default).create(plan)
         made = self._created[plan]
@@ -404,7 +410,7 @@ class CreatingPass(Pass):
 
     def _edit(self) -> None:
         if self.on_trial:
-            raise CannotCastError
+            raise NeedsRepair
         self.edits += 1
 
 
@@ -474,12 +480,12 @@ class Creator:
 
     def _array(self, plan: Plan) -> Iterator[Any]:
         most = plan.most_items
-        count = max(plan.places, plan.least_items)
+        count = max(len(plan.items[0]), plan.least_items)
         count = count if most is None else min(count, most)
         if count <= _MAX_MADE:
             made: list[Any] = []
             for index in range(count):
-                made.append(self.create(plan.part(plan.place(index))))
+                made.append(self.create(plan.item(index)))
                 if made[-1] is MISSING:
                     return
             yield made
