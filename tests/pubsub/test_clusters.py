@@ -314,6 +314,23 @@ async def test_redis_with_a_certificate_of_the_client(
                 pass
 
 
+@pytest.mark.parametrize("is_tls", [True, False], ids=["tls", "plain"])
+async def test_the_error_names_the_scheme_to_try_at_a_port_with_or_without_tls(
+    is_tls: bool, certificate: Path
+) -> None:
+    if not REDIS_7.exists():
+        pytest.skip("redis-server with TLS is not installed: scripts/install --dev")
+    server = RedisServer(program=REDIS_7)
+    wrong, right = ("redis", "rediss") if is_tls else ("rediss", "redis")
+    if is_tls:
+        cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
+        files = ("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert)
+        server.options += (*files, "--port", "0", "--tls-port", str(server.port))
+    with running(server), pytest.raises(TransportError, match=f"write {right}:// instead"):
+        async with connect_redis(f"{wrong}://127.0.0.1:{server.port}", connect_timeout=1):
+            pass
+
+
 @asynccontextmanager
 async def calling_from_file(folder: Path, settings: str) -> AsyncGenerator[PendingRequestMap]:
     """A worker and a caller whose connections are described by an `operations.toml`."""
