@@ -12,7 +12,7 @@ from operations._pipeline.plan import PipelineHost, Remote, forward
 from operations._text import counted, suggestion
 from operations.authority import Authority
 from operations.context import OperationContext, may_call
-from operations.errors import CallError, RegistrationError, operation_not_found
+from operations.errors import CallError, ErrorCode, RegistrationError, operation_not_found
 from operations.functions import (
     Function,
     OperationOptions,
@@ -61,6 +61,8 @@ class Registrations(PipelineHost):
         """The original id of each of these operations, by current id."""
         self._restrictions: dict[str, Changes] = {}
         """What the application has changed in imported operations, by id; also in those that are removed now."""
+        self.is_absent: Callable[[str], object] = lambda _namespace: False
+        """Returns whether the source of a namespace is not connected, so that its operations may be missing."""
         self._services: list[Any] = []
         self._watchers: list[Observer] = []
 
@@ -293,10 +295,15 @@ class Registrations(PipelineHost):
         return [known.spec for known in self._operations.values()]
 
     def not_found(self, operation_id: str, context: OperationContext) -> CallError:
-        """Return an `OPERATION_NOT_FOUND` error for an id, with a suggestion of a similar id.
+        """Return an `OPERATION_NOT_FOUND` error for an id, or `UNAVAILABLE` if its source is not connected.
 
-        The suggestion is always an operation that the caller may call.
+        The error suggests a similar id, which is always an operation that the caller may call.
         """
+        grant = None if context.identity is None else context.identity.grant
+        is_covered = grant is None or grant.covers(operation_id)
+        if is_covered and self.is_absent(operation_id.partition(".")[0]):
+            message = f"{operation_id} is not available now, because its source is not connected"
+            return CallError(ErrorCode.UNAVAILABLE, message)
         visible = (
             spec.id for spec in self.specs() if spec.id != operation_id and may_call(spec, context)
         )

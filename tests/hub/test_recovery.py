@@ -121,6 +121,17 @@ async def test_late_and_lost_sources_are_connected(
             assert states(hub) == {"tools": "disconnected"}
             # There is nothing to serve.
             assert await ready() == (503, {"status": "unavailable", "disconnected": ["tools"]})
+            # Its operations are not known yet.
+            with pytest.raises(CallError) as caught:
+                await double(hub, 21)
+            assert caught.value.code == ErrorCode.UNAVAILABLE
+            for place in ("/tools/double", "/call"):
+                body = {"operation": "tools.double"}
+                async with http.post(place, json=body) as response:
+                    found = (response.status, (await response.json())["code"])
+                    assert found == (503, "UNAVAILABLE"), place
+            async with http.post("/other/double", json={}) as response:
+                assert response.status == 404
             async with tools(port):
                 await until(lambda: states(hub) == {"tools": "connected"})
                 assert await double(hub, 21) == {"result": 42}

@@ -101,6 +101,7 @@ class Hub:
         build_app: Callable[["Hub"], ASGIApp],
     ) -> None:
         self.registry = registry
+        registry.is_absent = self.absent
         self.file = file
         self.wanted = wanted
         self._build_app = build_app

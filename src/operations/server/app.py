@@ -32,6 +32,7 @@ from operations.server.routes import (
     WEBSOCKET_ROUTES,
     OperationPaths,
     Selected,
+    absent_operations,
     http_mount,
     is_http,
     route_table,
@@ -86,6 +87,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     if mcp is not None:
         routes.append(http_mount("/mcp", mcp, pipeline))
     routes.append(socket_mount("/ws", websocket, pipeline))
+    routes.append(absent_operations(pipeline))
     if console is None:
         routes.append(unknown_paths(pipeline))
     elif config.console is True:

@@ -22,7 +22,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.context import new_request_id
+from operations.context import OperationContext, new_request_id
 from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
 from operations.front.http import (
     IDENTITY,
@@ -114,6 +114,22 @@ def route_table(pipeline: RequestPipeline, routes: Mapping[str, Route]) -> BaseR
         lambda scope: is_http(scope) and route_path(scope) in routes,
         partial(pipeline.serve, endpoint=endpoint),
     )
+
+
+def absent_operations(pipeline: RequestPipeline) -> BaseRoute:
+    """Respond with 503 to the paths of operations whose source is not connected yet."""
+    registry = pipeline.front.registry
+
+    def is_absent(scope: Scope) -> bool:
+        namespace, slash, _ = route_path(scope)[1:].partition("/")
+        return bool(is_http(scope) and slash and registry.is_absent(namespace))
+
+    async def endpoint(state: RequestState) -> Reply:
+        await state.enter()
+        operation_id = route_path(state.scope)[1:].replace("/", ".", 1)
+        raise registry.not_found(operation_id, OperationContext(identity=state.identity))
+
+    return Selected(is_absent, partial(pipeline.serve, endpoint=endpoint))
 
 
 def unknown_paths(pipeline: RequestPipeline) -> BaseRoute:
