@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.agents.service import AGENT, CALLS, FAILURES, RAN, shop
 
-from operations import MissingExtraError, OperationRegistry
+from operations import MissingExtraError, OperationRegistry, mcp_envelope
 from operations.agents import Toolbox
 from operations.authority.grants import Grants, read_token
 from operations.tools import ToolConfig, configure_tools
@@ -226,7 +226,9 @@ async def test_arguments_given_as_text_are_recorded_as_an_object(toolbox: Toolbo
 async def test_arguments_that_are_not_an_object_are_an_error(toolbox: Toolbox) -> None:
     for arguments in ("[1]", "{", "5"):
         call = {"id": "c1", "function": {"name": "shop__item", "arguments": arguments}}
-        assert "VALIDATION_ERROR" in (await toolbox.run(call))["content"]
+        error = json.loads((await toolbox.run(call))["content"])["error"]
+        assert error["code"] == "VALIDATION_ERROR"
+        assert error["message"].count("not JSON") == (arguments == "{")
     with pytest.raises(TypeError, match="not a tool call"):
         await toolbox.run({"nothing": 1})
 
@@ -310,6 +312,43 @@ async def test_a_text_is_returned_unchanged() -> None:
     message = await Toolbox(registry).run(anthropic_call("text__upper", {"text": "a"}))
 
     assert message["content"] == "A"
+
+
+def imported(*texts: str, is_error: bool = False) -> OperationRegistry:
+    """Return a registry with an operation that returns what an MCP server sent."""
+    registry, content = OperationRegistry(), [{"type": "text", "text": text} for text in texts]
+
+    @registry.operation("files.read", type="query")
+    async def read() -> Any:
+        return mcp_envelope(content, is_error=is_error, content=content)
+
+    return registry
+
+
+@pytest.mark.parametrize("max_tools", [100, 0], ids=["listed", "searched"])
+async def test_an_error_of_an_mcp_tool_is_an_error_of_the_tool_call(max_tools: int) -> None:
+    toolbox = Toolbox(imported("no such file", is_error=True), max_tools=max_tools)
+    name, arguments = ("tools__call", {"operation": "files.read"})
+    if max_tools:
+        name, arguments = "files__read", {}
+
+    message = await toolbox.run(anthropic_call(name, arguments))
+
+    assert message["is_error"]
+    assert json.loads(message["content"]) == {
+        "error": {"code": "EXECUTION_ERROR", "message": "no such file"}
+    }
+    assert [step.outcome for step in toolbox.transcript] == ["EXECUTION_ERROR"]
+
+
+@pytest.mark.parametrize("max_tools", [100, 0], ids=["listed", "searched"])
+async def test_the_text_of_an_mcp_tool_is_returned_as_text(max_tools: int) -> None:
+    toolbox = Toolbox(imported('a = "x"\n', "b"), max_tools=max_tools)
+    call = anthropic_call("files__read", {})
+    if not max_tools:
+        call = anthropic_call("tools__call", {"operation": "files.read"})
+
+    assert (await toolbox.run(call))["content"] == 'a = "x"\n\nb'
 
 
 def test_a_missing_framework_names_its_extra(

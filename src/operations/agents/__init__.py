@@ -36,7 +36,14 @@ from operations.agents.providers import (
 )
 from operations.channel import CallerChannel
 from operations.context import OperationContext, may_call, new_request_id
-from operations.errors import ErrorCode, MissingExtraError, map_error, operation_not_found
+from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    MissingExtraError,
+    map_error,
+    operation_not_found,
+)
 from operations.front.public_errors import public_error
 from operations.front.search import Gateway
 from operations.functions import operation, operations_of
@@ -306,7 +313,7 @@ class Toolbox:
                 step.input = read
             given = input_of(spec, read)
             context = self._context(request_id)
-            envelope = await registry.execute(spec.id, given, context)
+            envelope = _readable(await registry.execute(spec.id, given, context))
             source = given.get("operation") if registry is self._own else spec.id
             if source in self._registry:
                 envelope = await self._pages.bound(envelope, context, source, self._max_bytes)
@@ -362,6 +369,25 @@ def _ignore(_place: str, _what: str) -> None:
     """Ignore a loss: the operation validates its input with the full schema."""
 
 
+def _readable(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
+    """Return a result as the model reads it: the content of an MCP tool as text, if it consists only of text.
+
+    Raises:
+        CallError: If an MCP tool reports an error.
+    """
+    meta = envelope.meta
+    if not isinstance(meta, MCPResponseMeta):
+        return envelope
+    texts = [block.text for block in meta.content if isinstance(block, TextContent)]
+    is_text = texts and len(texts) == len(meta.content) and meta.structured_content is None
+    if meta.is_error and is_text:
+        raise CallError(ErrorCode.EXECUTION_ERROR, "\n".join(texts))
+    envelope.raise_for_error()
+    if is_text and envelope.data == msgspec.to_builtins(meta.content):
+        return replace(envelope, data="\n".join(texts))
+    return envelope
+
+
 class _Finder:
     """The search tools of an agent that may call too many operations for one tool each."""
 
@@ -402,7 +428,7 @@ class _Finder:
             input: The input, which must match the schema that `tools__describe` returns.
         """
         self._gateway.spec(operation, context)
-        return (await self._gateway.call(operation, input, context)).data
+        return _readable(await self._gateway.call(operation, input, context)).data
 
 
 # ------------------------------------------------------------ agent frameworks

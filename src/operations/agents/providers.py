@@ -326,7 +326,7 @@ def read_arguments(name: str, arguments: Any) -> JSONObject:
         try:
             arguments = decode_json(arguments or b"{}", max_values=MAX_REQUEST_VALUES)
         except ValueError as error:
-            reason = f"The arguments of {name} are not JSON: {error}"
+            reason = f"Invalid arguments of {name}: {error}"
             raise CallError(ErrorCode.VALIDATION_ERROR, reason) from error
     if arguments is None:
         return {}
