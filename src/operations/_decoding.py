@@ -72,11 +72,6 @@ def decode_json(
 _decode = msgspec.json.Decoder().decode
 
 
-def decode_known(raw: bytes) -> Any:
-    """Decode a JSON text that a typed decoder has accepted, so its size and depth need no check."""
-    return build_from(_decode, raw)
-
-
 def enforce_bounds(
     raw: bytes,
     *,

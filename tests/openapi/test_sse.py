@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operations.errors import CallError, ErrorCode
-from operations.openapi.responses import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
+from operations.openapi.streaming import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
 
 TABLE = Path(__file__).parents[3] / "shared" / "sse" / "cases.json"
 CASES: list[dict[str, Any]] = json.loads(TABLE.read_bytes())["cases"] if TABLE.exists() else []

@@ -392,8 +392,8 @@ class CallPlan:
         self._defaults: JSONObject | None = None
         compiled = spec.input_schema.compile()
         self.accepts = compiled.accepts
-        # Files in the input are replaced before it is validated.
-        self.flat = compiled.flat if operation.files is None else None
+        # Rejects inputs with files, which `admit` replaces before it validates the input.
+        self.flat = compiled.flat
         self.finish = finish
         self.handler = self._runnable()
         self.series = None if host.counters is None else host.counters.of(self.id)

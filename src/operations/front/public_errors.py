@@ -14,8 +14,9 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -271,22 +272,28 @@ class Redactor:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets = _spelled(secrets)
         self._tokens = deque[str](maxlen=_KEPT_TOKENS)
-        self._pattern = _pattern(self._secrets)
+        self._redact = _redaction(self._secrets)
 
     def learn(self, credential: str) -> None:
         """Add a credential to redact, for example a token that was obtained later."""
         if credential and credential not in self._tokens:
             self._tokens.append(credential)
             learned = _spelled(part for token in self._tokens for part in parts_of(token))
-            self._pattern = _pattern(self._secrets | learned)
+            self._redact = _redaction(self._secrets | learned)
 
     def redact(self, text: str) -> str:
         """Return `text` with its secrets redacted."""
-        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+        return self._redact(text)
 
     def redact_all(self, value: Any) -> Any:
         """Return the JSON `value` with the secrets in its strings and names redacted."""
         return with_texts(value, self.redact, names=True)
+
+
+@lru_cache(maxsize=64)
+def redaction(*secrets: str) -> Callable[[str], str]:
+    """Return a function that redacts the secrets and their parts in a text."""
+    return _redaction(_spelled(part for secret in secrets for part in parts_of(secret)))
 
 
 def parts_of(secret: str) -> Iterator[str]:
@@ -304,6 +311,8 @@ def _spelled(secrets: Iterable[str]) -> set[str]:
     return found | printed | in_json | in_urls
 
 
-def _pattern(secrets: set[str]) -> re.Pattern[str] | None:
+def _redaction(secrets: set[str]) -> Callable[[str], str]:
+    if not secrets:
+        return str
     longest_first = sorted(secrets, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    return partial(re.compile("|".join(map(re.escape, longest_first))).sub, HIDDEN)

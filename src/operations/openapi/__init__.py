@@ -25,13 +25,13 @@ from operations.openapi.paging import (
     URLPaging,
 )
 from operations.openapi.reading.document import Problem
-from operations.openapi.responses import EventStreamDecoder, ServerSentEvent
 from operations.openapi.service import (
     OpenAPIService,
     from_openapi,
     from_openapi_file,
     from_openapi_url,
 )
+from operations.openapi.streaming import EventStreamDecoder, ServerSentEvent
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 __all__ = [

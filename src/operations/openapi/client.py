@@ -9,7 +9,6 @@ Rule 4: a host that only a document names must be public. A host that does not r
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from time import monotonic, time
@@ -45,22 +44,25 @@ from operations.openapi.responses import (
     with_response,
 )
 from operations.openapi.security import (
-    DEFAULT_HEADERS,
     NOTHING,
     RequestCredentials,
     Security,
+    Signer,
     TokenRefusedError,
-    signed,
 )
 from operations.openapi.transport import (
+    DEFAULT_HEADERS,
     REDIRECTS,
     REPEATABLE,
     Draft,
     HTTPRequest,
     HTTPResponse,
     HTTPTransport,
+    enforce_unowned,
+    header_key,
     merged_headers,
     redirected,
+    written_names,
 )
 from operations.types import JSONObject
 
@@ -77,7 +79,6 @@ _MAX_TOKEN_BYTES = 1 << 20
 _ACCEPT = {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"}
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _NO_SCHEMES: JSONObject = {}
-_LOGGER = logging.getLogger("operations")
 
 
 class _Call(msgspec.Struct):
@@ -154,7 +155,6 @@ class ServiceClient:
         self._is_owner = config.transport is None
         self._origins: dict[str, tuple[Origin, bool]] = {}
         self._breakers: dict[Origin, CircuitBreaker] = {}
-        self._warned: set[Origin] = set()
 
     async def aclose(self) -> None:
         """Close the transport, if the client created it. Running calls fail; later calls open it again."""
@@ -278,7 +278,11 @@ class ServiceClient:
                 secrets = call.signature.secrets
                 whole = WholeResponse(request.url, response.status, response.headers, b"", secrets)
                 try:
-                    return await self._read(request, response, whole, target, context)
+                    if target is not None:
+                        saved = await self._save(response, target, context)
+                        return msgspec.structs.replace(whole, saved=saved)
+                    content = await self._read(request, response)
+                    return msgspec.structs.replace(whole, content=content)
                 except CallError as error:
                     if error.code not in _UNREADABLE:
                         raise
@@ -292,24 +296,13 @@ class ServiceClient:
                 await self._leave(call)
             await asyncio.sleep(pause)
 
-    async def _read(
-        self,
-        request: HTTPRequest,
-        response: HTTPResponse,
-        whole: WholeResponse,
-        target: Target | None,
-        context: OperationContext,
-    ) -> WholeResponse:
-        """Return `whole` with the body of the response, or its size if it was saved to `target`."""
-        content, limit = b"", self.config.max_response_bytes
-        if target is not None:
-            saved = await self._save(response, target, context)
-            return msgspec.structs.replace(whole, saved=saved)
+    async def _read(self, request: HTTPRequest, response: HTTPResponse) -> bytes:
+        """Return the body of the response."""
+        if request.method == "HEAD":
+            return b""
         if isinstance(request.body, StreamedBody):
-            content = await read_in_time(response, limit, self.config.timeout)
-        elif request.method != "HEAD":
-            content = await read_whole(response, limit)
-        return msgspec.structs.replace(whole, content=content)
+            return await read_in_time(response, self.config)
+        return await read_whole(response, self.config.max_response_bytes)
 
     @asynccontextmanager
     async def stream(
@@ -474,19 +467,21 @@ class ServiceClient:
             CallError: `EXECUTION_ERROR` for an error status, and the errors of the transport.
         """
         draft = call.draft
+        origin, is_trusted = self.enforce_reachable(draft.base)
         call.signature = NOTHING
-        if not self.security.is_empty:
+        if not self.security.is_empty and is_trusted:
             call.signature = await self._signature(call)
+        elif not is_trusted:
+            self.security.warn(origin)
         if draft.body is not None:
             self._enforce_size(draft.body)
-        origin, is_trusted = self.enforce_reachable(draft.base)
         seconds = call.end - monotonic()
         if seconds <= 0:
             raise timed_out(f"{draft.method} {origin}", self.config.timeout, "respond")
         trace = trace_context(call.context.metadata) if call.context.metadata else {}
         if trace and not any(name.lower() in trace for name in draft.headers):
             draft.headers = {**draft.headers, **trace}
-        url, headers = signed(draft, call.signature)
+        url, headers = _signed(draft, call.signature)
         request = HTTPRequest(
             method=draft.method,
             url=url,
@@ -527,15 +522,14 @@ class ServiceClient:
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
     async def _signature(self, call: _Call) -> RequestCredentials:
-        """Return the credentials of a request, if its host may receive them."""
-        origin, is_trusted = self.enforce_reachable(call.draft.base)
-        if not is_trusted:
-            self._warn(origin)
-            return NOTHING
+        """Return the credentials of a request."""
+        signer: Signer = call.draft.signer
+        if signer.fixed is not None:
+            return signer.fixed
         if call.headers is None:
             # Computed once per call, because an idempotency key must be the same for every attempt.
             call.headers = await self.security.headers_of(call.context)
-        return await self.security.sign(call.draft.security, call.context, call.headers)
+        return await signer.sign(call.context, call.headers)
 
     def _enforce_size(self, body: bytes | StreamedBody) -> None:
         if isinstance(body, StreamedBody):
@@ -556,16 +550,27 @@ class ServiceClient:
             body = decoded_base64(chunks) if is_base64 else chunks
             return await save(body, write, counter, self.config.max_file_bytes, self.config.timeout)
 
-    def _warn(self, origin: Origin) -> None:
-        config = self.config
-        if origin not in self._warned and (config.auth or config.credentials or config.headers):
-            self._warned.add(origin)
-            _LOGGER.warning(
-                "%s: credentials are not sent to %s, which only the document names;"
-                " set base_url or allowed_hosts if they should be",
-                config.namespace,
-                origin,
-            )
+
+def _signed(draft: Draft, signature: RequestCredentials) -> tuple[str, dict[str, str]]:
+    """Return the URL and the headers of the signed request for `draft`."""
+    headers, query, cookies = draft.headers, draft.query, draft.cookies
+    if signature is not NOTHING:
+        configured = signature.header_keys
+        headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
+        headers |= signature.headers
+        query, cookies = [*query, *signature.query], [*cookies, *signature.cookies]
+        if cookies and "cookie" in configured:
+            name = next(name for name in headers if header_key(name) == "cookie")
+            # Functions may provide the configured headers, so that their names are known only now.
+            owned = frozenset(written_names("cookie", [headers[name]]))
+            enforce_unowned("cookie", "cookie", draft.cookies, owned)
+            cookies = [headers.pop(name), *cookies]
+    if cookies:
+        headers = {**headers, "Cookie": "; ".join(cookies)}
+    url = draft.base.rstrip("/") + draft.path
+    if query:
+        url += ("&" if "?" in url else "?") + "&".join(query)
+    return url, headers
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -5,12 +5,13 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec.structs import replace
 
-from operations._decoding import decode_known
+from operations._decoding import LARGE, build_from
 from operations._hosts import joined_url, normal_url, origin_of
 from operations._json import canonical, is_list, is_object, object_of
 from operations.context import OperationContext
@@ -21,8 +22,9 @@ from operations.openapi.client import ServiceClient
 from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
+from operations.openapi.reading import media
 from operations.openapi.reading.document import Description, DocumentOperation
-from operations.openapi.reading.expected import Expected
+from operations.openapi.reading.expected import EMPTY, Expected, ResponseData
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
@@ -30,13 +32,17 @@ from operations.openapi.responses import (
     read_data,
     with_response,
 )
-from operations.openapi.streaming import EventStream
+from operations.openapi.security import Signer
+from operations.openapi.streaming import EventStream, read_items
 from operations.openapi.transport import Draft, written_names
 from operations.schema import Schema
+from operations.schema.casting.stripping import REFUSALS
 from operations.types import JSONObject, JSONSchema
 
 _LARGE = 256 * 1024
 """Responses of at least this many bytes are decoded in a thread."""
+
+_decode = msgspec.json.Decoder().decode
 
 MAX_PAGES = 10_000
 """The largest number of pages that a subscription reads, in case the list does not end."""
@@ -59,7 +65,7 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_client", "_description", "_expected", "_is_split", "_plan", "_server", "entry", "input",
+        "_client", "_description", "_expected", "_is_split", "_plan", "_server", "_signer", "entry", "input",
         "is_stream", "output",
     )  # fmt: skip
 
@@ -109,7 +115,7 @@ class Endpoint:
         """
         plan = self._plan or self._ready()
         draft = self._draft(input)
-        given = object_of(input).get(plan.save_to)
+        given = cast("JSONObject", input).get(plan.save_to) if type(input) is dict else None
         target = None
         if given is not None:
             target = dataclasses.replace(self._target(given), is_base64=self._expected.is_base64)
@@ -243,28 +249,36 @@ class Endpoint:
         return await asyncio.to_thread(self._envelope, response)
 
     def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:
+        config, expected = self._client.config, self._expected
         kind = response.headers.get("content-type", "")
-        described = self._expected.find(response.status, kind)
-        content, schema = response.content, described.schema
-        max_values = self._client.config.max_response_values
-        # A text that is valid and clean for its schema needs no further check and no cast.
-        is_clean = (
-            described.is_json
-            and schema is not None
-            and len(content) < 2 * max_values
-            and schema.is_clean(content)
-        )
-        if is_clean:
-            data = decode_known(content)
-        else:
-            schema = described.listed if described.is_stream else schema
+        key = (response.status, kind)
+        described = expected.found.get(key) or expected.find(*key)
+        schema = described.listed if described.is_stream else described.schema
+        content, size = response.content, len(response.content)
+        check = described.check_text or described.find_check()
+        is_clean = False
+        if check is not None and size < 2 * config.max_response_values:
             try:
-                data = read_data(response, described, max_values)
+                check(content)
+                is_clean = True
+            except REFUSALS:
+                pass  # The data is read and normalised in the general way.
+        if is_clean:
+            data = _decode(content) if size < LARGE else build_from(_decode, content)
+        else:
+            try:
+                data = self._data(response, described, kind)
             except CallError as error:
-                raise with_response(error, response, self._client.config.max_error_bytes) from None
-        size = len(content)
+                raise with_response(error, response, config.max_error_bytes) from None
         meta = meta_of(response, response.secrets)
         return DescribedEnvelope(data, meta, schema, size=size, is_clean=is_clean)
+
+    def _data(self, response: WholeResponse, described: ResponseData, kind: str) -> Any:
+        """Return the data of a response: the items of a stream as a list."""
+        max_values = self._client.config.max_response_values
+        if described.is_stream and media.is_stream(kind) and response.status not in EMPTY:
+            return read_items(response, described, max_values)
+        return read_data(response, described, max_values)
 
     def _draft(self, input: Any) -> Draft:
         plan = self._plan or self._ready()
@@ -272,10 +286,10 @@ class Endpoint:
             self._server, query = self._find_server()
             if query:
                 plan.literal_query = (query, *plan.literal_query)
-        expected = self._expected
-        arguments = object_of(self._arguments(input))
+        expected, given = self._expected, self._arguments(input)
+        arguments = cast("JSONObject", given) if type(given) is dict else {}
         draft = plan.draft(self.entry.method, self._server, arguments, expected.accept)
-        draft.security = self.entry.operation.get("security")
+        draft.signer = self._signer
         draft.redirects = expected.redirects
         return draft
 
@@ -311,6 +325,7 @@ class Endpoint:
                 is_stream=self.is_stream,
                 is_split=self._is_split,
             )
+            self._signer = Signer(client.security, entry.operation.get("security"))
             self._plan = plan
         return plan
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from operations._json import is_list, is_object, list_of, object_of
+from operations._json import SCALARS, is_list, is_object, list_of, object_of
 from operations.errors import CallError, invalid_argument
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
@@ -60,6 +60,7 @@ class PathTemplate:
         parameters: The declared parameters, with exactly the path parameters of the template; undeclared ones are
             strings. A path parameter with its placeholder only in `key={name}` of the query is a query parameter.
         literals: The pieces of the query without placeholders.
+        literal: The path, if neither it nor the query has placeholders to fill.
     """
 
     def __init__(self, text: str, declared: Sequence[Parameter]) -> None:
@@ -79,21 +80,21 @@ class PathTemplate:
         ]
         self._query = tuple(map(_split, filled))
         self.parameters = _completed("".join([path, *filled]), query, declared)
+        has_names = len(self._segments) > 1 or bool(filled)
+        self.literal = None if has_names else self._segments[0]
 
-    def path(self, value: Callable[[str], str]) -> str:
-        """Return the path; `value` returns the encoded value of a parameter.
+    def fill(self, value: Callable[[str], str]) -> tuple[str, list[str]]:
+        """Return the path, and the pieces of the query that path parameters fill.
+
+        Args:
+            value: Returns the encoded value of a parameter.
 
         Raises:
             CallError: With code `VALIDATION_ERROR`, if a segment is unsafe.
         """
         path = _filled(self._segments, value)
-        if len(self._segments) > 1:
-            _enforce_segments(path, self._path)
-        return path
-
-    def query(self, value: Callable[[str], str]) -> list[str]:
-        """Return the pieces of the query that path parameters fill."""
-        return [_filled(pieces, value) for pieces in self._query]
+        _enforce_segments(path, self._path)
+        return path, [_filled(pieces, value) for pieces in self._query]
 
 
 def _split(template: str) -> list[str]:
@@ -114,11 +115,12 @@ def _enforce_argument(name: str, value: Any) -> None:
     """Raise an error for a value that is not allowed in a path."""
     if type(value) is str:
         _enforce_text(name, value)
-    for item in list_of(value):
-        _enforce_argument(name, item)
-    for key, item in object_of(value).items():
-        _enforce_argument(name, key)
-        _enforce_argument(name, item)
+    elif type(value) not in SCALARS:
+        for item in list_of(value):
+            _enforce_argument(name, item)
+        for key, item in object_of(value).items():
+            _enforce_argument(name, key)
+            _enforce_argument(name, item)
 
 
 def _enforce_text(name: str, text: str) -> None:
@@ -126,7 +128,9 @@ def _enforce_text(name: str, text: str) -> None:
         if _CONTROL.search(text):
             raise _refusal(name, "control characters")
         # Some servers truncate a segment at ";" before they resolve dot segments.
-        if any(piece.partition(";")[0].strip() in _DOTS for piece in _SEPARATOR.split(text)):
+        if "." in text and any(
+            piece.partition(";")[0].strip() in _DOTS for piece in _SEPARATOR.split(text)
+        ):
             raise _refusal(name, "a dot segment")
         decoded = unquote(text, errors="replace")
         if decoded == text:
@@ -243,7 +247,7 @@ def styled_fields(
     encode, key = encode or _unencoded, rename(name)
     if style == "deepObject":
         return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
-    if explode:
+    if explode and type(value) not in SCALARS:
         # An empty list or object has no pairs: `a=` would be a list with one empty text.
         if is_list(value):
             return [(key, encode(text_of_value(item))) for item in value]
@@ -283,6 +287,8 @@ def _matrix(parameter: Parameter, value: Any, encode: Encode) -> str:
 
 def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
     """Join items or members with `mark`; an exploded member is `k=v`, otherwise two items."""
+    if type(value) in SCALARS:
+        return encode(text_of_value(value))
     if is_list(value):
         return mark.join([encode(text_of_value(item)) for item in value])
     if is_object(value):

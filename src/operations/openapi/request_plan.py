@@ -46,7 +46,15 @@ from operations.openapi.reading.model import (
     ranked,
 )
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.transport import Draft, enforce_header, enforce_unowned, is_owned, name_key
+from operations.openapi.transport import (
+    DEFAULT_HEADERS,
+    Draft,
+    enforce_header,
+    enforce_unowned,
+    is_owned,
+    merged_headers,
+    name_key,
+)
 from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
 
@@ -110,6 +118,7 @@ class BodyPlan:
             for m in self._media
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
+        self._is_json = len(self._media) == 1 and media.is_utf8_json(self._media[0].media_type)
         self._checks: dict[str, Schema] = {}
 
     def _reserved(self, wanted: str) -> str:
@@ -161,6 +170,8 @@ class BodyPlan:
         chosen = self._chosen(value, wanted)
         if self._streams is not None and is_object(value):
             value = self._with_stream(value, chosen)
+        if self._is_json:
+            return Payload(msgspec.json.encode(value), chosen.media_type)
         return write_body(
             chosen,
             value,
@@ -504,11 +515,12 @@ class RequestPlan:
             CallError: `VALIDATION_ERROR` if an argument is not allowed in its position.
         """
         arguments = {**self._only_values, **arguments, **self._forced}
-        value_of = partial(self._path_value, arguments)
-        path = self._template.path(value_of)
-        draft = Draft(method=method, base=base, path=path, headers={"Accept": accept})
-        draft.query.extend(self.literal_query)
-        draft.query.extend(self._template.query(value_of))
+        path, query = self._template.literal, [*self.literal_query]
+        if path is None:
+            path, filled = self._template.fill(partial(self._path_value, arguments))
+            query += filled
+        headers = {**DEFAULT_HEADERS, "Accept": accept}
+        draft = Draft(method=method, base=base, path=path, query=query, headers=headers)
         for argument in self._rest:
             if argument.name not in arguments:
                 continue
@@ -522,13 +534,15 @@ class RequestPlan:
                     if is_whole
                     else query_pairs(parameter, value)
                 )
-                if self._owned:
+                # `_is_hidden` has excluded the parameters whose own names configuration sets.
+                is_free = is_whole or parameter.allow_reserved or type(value) is dict
+                if self._owned and is_free:
                     enforce_unowned(argument.name, "query", pairs, self._owned)
                 draft.query.extend(pairs)
             elif parameter.place == "header":
                 text = header_value(parameter, value)
                 enforce_header(parameter.name, text)
-                draft.headers[parameter.name] = text
+                draft.headers = merged_headers(draft.headers, {parameter.name: text})
             else:
                 cookie = cookie_text(parameter, value)
                 if self._owned:

@@ -1,8 +1,6 @@
-"""Read a response: remove its content coding, decode events, read data by media type, or build the error.
+"""Read a response: remove its content coding, read its data by media type, or build the error.
 
-Rule 1: memory stays below the limit, also for compressed responses: decompression runs in bounded steps, and an event
-        has at most `max_event_bytes`.
-Rule 2: the events of a stream do not depend on the chunks in which its bytes arrive (WHATWG HTML).
+Rule 1: memory stays below the limit, also for compressed responses: decompression runs in bounded steps.
 """
 
 import asyncio
@@ -13,7 +11,6 @@ import zlib
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, suppress
-from functools import lru_cache
 from http.client import responses as PHRASES  # noqa: N812 - a table
 from time import monotonic
 from typing import Any
@@ -26,11 +23,11 @@ from operations._json import (
     MAX_RESPONSE_VALUES,
     JSONLimitError,
     JSONValueError,
-    count_values,
 )
 from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.front.public_errors import Redactor, parts_of
+from operations.front.public_errors import redaction
+from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import from_base64
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
@@ -38,18 +35,8 @@ from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
 from operations.types import JSONObject
 
-_LINE_END = re.compile(b"\r\n|\n|\r")
-_DIGITS = re.compile(b"[0-9]+")
-
-_SEPARATOR = b"\x1e"
-"""What each record of `json-seq` begins with (RFC 7464)."""
-
-_QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
 _DECLARED = re.compile(rb"""<\?xml\s[^>]{0,100}?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
 """The encoding that an XML document declares."""
-
-_OPENING = re.compile(rb"[{\[]")
-_CLOSING = re.compile(rb"[}\]]")
 
 
 def over_limit(what: str, limit: int) -> CallError:
@@ -57,183 +44,8 @@ def over_limit(what: str, limit: int) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} is larger than {limit} bytes.")
 
 
-_META = b"operations-meta "
-
-
-class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One dispatched event."""
-
-    event: str = "message"
-
-    data: str = ""
-
-    last_event_id: str = ""
-    """The id that a reconnecting client sends as `Last-Event-ID`; it stays valid until another event sets it."""
-
-    meta: str = ""
-    """The meta of an item as JSON, which an exported registry sends in a comment."""
-
-
-class EventStreamDecoder:
-    """Decodes the bytes of one `text/event-stream` response to events.
-
-    An event without a final blank line at the end of the stream is dropped, as the standard requires.
-
-    Attributes:
-        last_event_id: The id of the last finished block, to send when reconnecting.
-        retry: The reconnection time that the server requested, in milliseconds; None if it has not.
-    """
-
-    def __init__(self, *, last_event_id: str = "", max_event_bytes: int = 1 << 20) -> None:
-        self.last_event_id = last_event_id
-        self.retry: int | None = None
-        self._max = max_event_bytes
-        self._at_start = True
-        self._after_cr = False
-        self._partial = bytearray()
-        self._data = bytearray()
-        """The data of the current block; every line ends with a line feed."""
-        self._event = ""
-        self._meta = ""
-        self._id = last_event_id
-
-    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Process the next bytes; return the events that they complete.
-
-        Raises:
-            CallError: With code `RESOURCE_EXHAUSTED`, if one event is larger than allowed.
-        """
-        # A line feed at the start of a chunk belongs to the carriage return at the end of the previous chunk.
-        if self._after_cr and chunk:
-            self._after_cr = False
-            chunk = chunk.removeprefix(b"\n")
-        if chunk.endswith(b"\r"):
-            self._after_cr = True
-        events: list[ServerSentEvent] = []
-        start = 0
-        for end in _LINE_END.finditer(chunk):
-            line = chunk[start : end.start()]
-            start = end.end()
-            if self._partial:
-                line = bytes(self._partial + line)
-                self._partial.clear()
-            self._enforce_size(line)
-            self._take(line, events)
-        self._partial += chunk[start:]
-        self._enforce_size(self._partial)
-        return events
-
-    def _enforce_size(self, line: bytes | bytearray) -> None:
-        if len(line) + len(self._data) > self._max:
-            raise over_limit("One event", self._max)
-
-    def _take(self, line: bytes, events: list[ServerSentEvent]) -> None:
-        """Process one complete line."""
-        if self._at_start:
-            self._at_start = False
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if not line:
-            self._dispatch(events)
-            return
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if name == b"data":
-            self._data += value
-            self._data += b"\n"
-        elif not name:
-            if value.startswith(_META):
-                self._meta = _utf8(value.removeprefix(_META))
-        elif name == b"event":
-            self._event = _utf8(value)
-        elif name == b"id":
-            if b"\0" not in value:
-                self._id = _utf8(value)
-        elif name == b"retry" and _DIGITS.fullmatch(value):
-            # Limit the digits before the conversion: such a number would be too long to wait for.
-            self.retry = int(value) if len(value) < 10 else 10**9
-
-    def _dispatch(self, events: list[ServerSentEvent]) -> None:
-        """End a block at a blank line; it is an event if it has data."""
-        self.last_event_id = self._id
-        if self._data:
-            events.append(
-                ServerSentEvent(
-                    event=self._event or "message",
-                    data=_utf8(self._data[:-1]),
-                    last_event_id=self._id,
-                    meta=self._meta,
-                )
-            )
-            self._data.clear()
-        self._event = self._meta = ""
-
-
-def _utf8(value: bytes | bytearray) -> str:
-    return value.decode(errors="replace")
-
-
-class JSONLinesDecoder:
-    """Splits the bytes of a response into lines of JSON (JSON Lines, NDJSON, `json-seq`).
-
-    Rules 1 and 2 apply here as well. The last line needs no line end. A record of `json-seq`, which begins with a
-    separator, may have several lines; it ends with the line that closes its last bracket, or before the next separator.
-    """
-
-    def __init__(self, *, max_event_bytes: int = 1 << 20) -> None:
-        self._max = max_event_bytes
-        self._at_start = True
-        self._rest = bytearray()
-        self._in_record = False
-        self._line = self._depth = 0
-        """Where the last line of a record begins, and the number of open brackets before it."""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Process the next bytes; return the lines that they complete.
-
-        Raises:
-            CallError: With code `RESOURCE_EXHAUSTED`, if one line is larger than allowed.
-        """
-        lines: list[bytes] = []
-        for index, part in enumerate(chunk.split(_SEPARATOR)):
-            if index:
-                self._end(lines)
-                self._in_record = True
-            for number, piece in enumerate(part.split(b"\n")):
-                if number:
-                    self._end_line(lines)
-                self._rest += piece
-                if len(self._rest) > self._max:
-                    raise over_limit("One line", self._max)
-        return [line for line in lines if line.strip()]
-
-    def finish(self) -> list[bytes]:
-        """Return the last line, if it has no line end."""
-        return self.feed(_SEPARATOR)
-
-    def _end_line(self, lines: list[bytes]) -> None:
-        """Process a line feed: the end of a line, or white space within a record."""
-        if self._in_record:
-            # No text of JSON contains a line feed.
-            line = _QUOTED.sub(b"", self._rest[self._line :])
-            self._depth += len(_OPENING.findall(line)) - len(_CLOSING.findall(line))
-            if self._depth > 0:
-                self._rest += b"\n"
-                self._line = len(self._rest)
-                return
-        self._end(lines)
-
-    def _end(self, lines: list[bytes]) -> None:
-        mark, self._at_start = codecs.BOM_UTF8 if self._at_start else b"", False
-        lines.append(bytes(self._rest).removeprefix(mark))
-        self._rest.clear()
-        self._in_record, self._line, self._depth = False, 0, 0
-
-
 _STEP = 1 << 16
 _TURN = 1 << 20
-
-DONE = "[DONE]"
-"""The data that many APIs send at the end of a stream."""
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Response headers that are credentials; they are not returned to callers."""
@@ -360,17 +172,17 @@ async def read_whole(response: HTTPResponse, limit: int) -> bytes:
     return bytes(body)
 
 
-async def read_in_time(response: HTTPResponse, limit: int, seconds: float) -> bytes:
+async def read_in_time(response: HTTPResponse, config: HTTPServiceConfig) -> bytes:
     """As `read_whole`, within a time limit, for responses for which the transport does not enforce one.
 
     Raises:
         CallError: As `read_whole`; `TIMEOUT` if the response does not end in time.
     """
     try:
-        async with asyncio.timeout(seconds):
-            return await read_whole(response, limit)
+        async with asyncio.timeout(config.timeout):
+            return await read_whole(response, config.max_response_bytes)
     except TimeoutError:
-        raise timed_out("The response", seconds, "end") from None
+        raise timed_out("The response", config.timeout, "end") from None
 
 
 class WholeResponse(msgspec.Struct, frozen=True, gc=False):
@@ -393,8 +205,8 @@ def shown_headers(headers: Mapping[str, str], secrets: list[str]) -> dict[str, s
     shown = {name: value for name, value in headers.items() if name not in _WITHHELD}
     if secrets:
         # Many servers repeat the query, with its key, in `Link`.
-        redactor = _redactor(*secrets)
-        return {name: redactor.redact(text) for name, text in shown.items()}
+        redact = redaction(*secrets)
+        return {name: redact(text) for name, text in shown.items()}
     return shown
 
 
@@ -411,12 +223,12 @@ def meta_of(response: HTTPResponse | WholeResponse, secrets: list[str]) -> HTTPR
 def read_data(
     response: WholeResponse, described: ResponseData, max_values: int = MAX_RESPONSE_VALUES
 ) -> Any:
-    """Return the data of a successful response: JSON, text, bytes, a list of items, or None if it is empty.
+    """Return the data of a successful response that is not a stream: JSON, text, bytes, or None if it is empty.
 
     Args:
         response: The response.
-        described: What the document declares: JSON, also with another content type; a stream, whose items become a
-            list; or text, so that an empty body is empty text.
+        described: What the document declares: JSON, also with another content type; or text, so that an empty body is
+            empty text.
         max_values: The largest number of JSON values.
 
     Raises:
@@ -424,15 +236,13 @@ def read_data(
             `RESOURCE_EXHAUSTED` if it has too many values.
     """
     content, content_type = response.content, response.headers.get("content-type", "")
-    if response.status in EMPTY or not (
-        content or (described.is_stream and media.is_stream(content_type))
-    ):
+    if response.status in EMPTY or not content:
         return "" if described.is_text else None
     if media.is_json(content_type):
-        return _json(content, content_type, max_values)
+        return json_data(content, content_type, max_values)
     if described.is_json and (media.is_text(content_type) or media.says_nothing(content_type)):
         try:
-            data = _json(content, content_type, max_values)
+            data = json_data(content, content_type, max_values)
         except CallError as error:
             if error.code == ErrorCode.RESOURCE_EXHAUSTED or not (
                 media.says_nothing(content_type)
@@ -443,18 +253,6 @@ def read_data(
             # A text such as `1.10` is not a number if the document declares a string.
             if not (media.is_text(content_type) and described.keeps_text(data)):
                 return data
-    if described.is_stream and media.is_sequence(content_type):
-        items: list[Any] = []
-        for line in JSONLinesDecoder(max_event_bytes=len(content)).feed(content + b"\n"):
-            if line.strip() == DONE.encode():
-                break
-            items.append(_json(line, content_type, max_values))
-            max_values -= count_values(items[-1], max_values)
-        return items
-    if described.is_stream and media.essence(content_type) == media.EVENT_STREAM:
-        decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)
-        events = decoder.feed(content)
-        return [item_data(event.data, described) for event in events if event.data != DONE]
     if media.is_text(content_type):
         return _text(content, content_type)
     if described.is_base64:
@@ -464,27 +262,12 @@ def read_data(
     return content
 
 
-def item_data(text: str, described: ResponseData) -> Any:
-    """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON."""
-    data = text if described.has_text_items else event_data(text)
-    return text if described.keeps_text(data) else data
-
-
-def event_data(text: str | bytes, what: str = "An event") -> Any:
-    """Return the JSON that an event or a line contains; `text` itself if it is not JSON.
+def json_data(content: bytes, content_type: str, max_values: int) -> Any:
+    """Return the value of a JSON text, in any charset.
 
     Raises:
-        CallError: `RESOURCE_EXHAUSTED` if it holds too many values.
+        CallError: `EXECUTION_ERROR` if it is not JSON, `RESOURCE_EXHAUSTED` if it has too many values.
     """
-    try:
-        return decode_json(text, max_values=MAX_REQUEST_VALUES)
-    except JSONValueError as error:
-        if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} {error.reason}.") from None
-        return text
-
-
-def _json(content: bytes, content_type: str, max_values: int) -> Any:
     try:
         try:
             return decode_json(content, max_values=max_values)
@@ -559,7 +342,7 @@ async def read_error(
     phrase = response.reason.encode(errors="replace").decode() or PHRASES.get(status, "Unknown")
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {status}: {_redactor(*secrets).redact(phrase)}",
+        f"HTTP {status}: {redaction(*secrets)(phrase)}",
         _details(whole, limit, is_cut=is_cut),
         retryable=status in {429, 502, 503, 504},
     )
@@ -570,27 +353,22 @@ def with_response(error: CallError, response: WholeResponse, limit: int) -> Call
     return CallError(error.code, error.message, _details(response, limit))
 
 
-@lru_cache(maxsize=64)
-def _redactor(*secrets: str) -> Redactor:
-    return Redactor(part for secret in secrets for part in parts_of(secret))
-
-
 def _details(response: WholeResponse, limit: int, *, is_cut: bool = False) -> JSONObject:
     """Return the details of an error: the response, without the credentials of the request."""
-    redactor = _redactor(*response.secrets)
+    redact = redaction(*response.secrets)
     content, is_cut = response.content[:limit], is_cut or len(response.content) > limit
     content_type = response.headers.get("content-type", "")
     details: JSONObject = {
         "statusCode": response.status,
         "headers": shown_headers(response.headers, response.secrets),
-        "contentType": redactor.redact(content_type),
+        "contentType": redact(content_type),
         "body": None,
     }
     is_text = not content_type or media.is_json(content_type) or media.is_text(content_type)
     if content and not is_text:
         details |= {"body": b64encode(content).decode(), "encoding": "base64"}
     elif content:
-        details["body"] = text = redactor.redact(_text(content, content_type))
+        details["body"] = text = redact(_text(content, content_type))
         if media.is_json(content_type) and not is_cut:
             with suppress(JSONValueError):
                 details["body"] = decode_json(text, max_values=MAX_REQUEST_VALUES)

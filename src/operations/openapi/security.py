@@ -10,6 +10,7 @@ Rule 4: a failure of the token provider is never reported as `ACCESS_DENIED`, be
 
 import base64
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from operations._hosts import joined_url
+from operations._hosts import Origin, joined_url
 from operations._json import list_of, object_of, text_of
 from operations._text import names_a_secret
 from operations.caller_tokens import CallerToken, TokenCache, add_client, lifetime_of
@@ -36,15 +37,15 @@ from operations.openapi.config import (
     credential_of,
 )
 from operations.openapi.transport import (
-    Draft,
     enforce_header,
-    enforce_unowned,
     header_key,
     merged_headers,
     name_key,
     written_names,
 )
 from operations.types import JSONObject
+
+_LOGGER = logging.getLogger("operations")
 
 MAX_SOURCES = 1000
 """The largest number of clients and users with cached tokens."""
@@ -219,6 +220,9 @@ class RequestCredentials:
     tokens: list[TokenSource | CallerToken] = field(default_factory=list[TokenSource | CallerToken])
     """The sources of the tokens, which remove a rejected token from their cache."""
 
+    header_keys: frozenset[str] = frozenset()
+    """The names of the headers, as `header_key` returns them."""
+
 
 _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
 """The characters allowed in a cookie's name without encoding."""
@@ -227,32 +231,43 @@ NOTHING = RequestCredentials()
 """The signature of a request without credentials."""
 
 
-DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": "gzip, deflate"}
-"""The content codings are those that the standard library decodes in bounded steps."""
+class Signer:
+    """Signs the requests of one operation.
 
+    Args:
+        security: The credentials of the service.
+        requirement: The operation's own security requirement; None for the document's.
 
-def signed(draft: Draft, signature: RequestCredentials) -> tuple[str, dict[str, str]]:
-    """Return the URL and the headers of the signed request for `draft`."""
-    headers = merged_headers(DEFAULT_HEADERS, draft.headers)
-    query, cookies = draft.query, draft.cookies
-    if signature is not NOTHING:
-        configured = {header_key(name) for name in signature.headers}
-        headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
-        headers = merged_headers(headers, signature.headers)
-        query = [*query, *signature.query]
-        cookies = [*cookies, *signature.cookies]
-        if cookies and "cookie" in configured:
-            name = next(name for name in headers if header_key(name) == "cookie")
-            # Functions may provide the configured headers, so that their names are known only now.
-            owned = frozenset(written_names("cookie", [headers[name]]))
-            enforce_unowned("cookie", "cookie", draft.cookies, owned)
-            cookies = [headers.pop(name), *cookies]
-    if cookies:
-        headers["Cookie"] = "; ".join(cookies)
-    url = draft.base.rstrip("/") + draft.path
-    if query:
-        url += ("&" if "?" in url else "?") + "&".join(query)
-    return url, headers
+    Attributes:
+        fixed: The credentials of every request, known from the first one on; None if they depend on the call.
+    """
+
+    __slots__ = ("_is_fixed", "_schemes", "_security", "fixed")
+
+    def __init__(self, security: "Security", requirement: Any) -> None:
+        self._security = security
+        self._schemes = security.chosen(requirement)
+        self._is_fixed = security.is_fixed(self._schemes)
+        self.fixed: RequestCredentials | None = None
+
+    async def sign(
+        self, context: OperationContext, headers: Mapping[str, str] | None = None
+    ) -> RequestCredentials:
+        """Return the credentials to add to a request.
+
+        Args:
+            context: The context of the call.
+            headers: The configured headers of the call, if they are already known.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a token provider.
+        """
+        if headers is None:
+            headers = await self._security.headers_of(context)
+        signature = await self._security.sign(self._schemes, context, headers)
+        if self._is_fixed:
+            self.fixed = signature
+        return signature
 
 
 class Security:
@@ -284,6 +299,7 @@ class Security:
         self._default = default
         # A mapping has been converted to a credential.
         self._auth = config.auth if isinstance(config.auth, HTTPAuth) else None
+        self._namespace = config.namespace
         self._credentials = {
             name: credential_of(given) for name, given in config.credentials.items()
         }
@@ -294,6 +310,7 @@ class Security:
         self._base_query = urlsplit(config.base_url or "").query
         self._has_functions = any(callable(value) for value in self._headers.values())
         self._sources: dict[bytes, TokenSource] = {}
+        self._warned: set[Origin] = set()
         self.is_empty = self._auth is None and not self._credentials and not self._headers
 
     @cached_property
@@ -329,46 +346,51 @@ class Security:
         found = {name: await _secret(value, context) for name, value in self._headers.items()}
         return {name: str(value) for name, value in found.items() if value is not None}
 
+    def warn(self, origin: Origin) -> None:
+        """Log once that the host of a request does not receive the credentials."""
+        if not self.is_empty and origin not in self._warned:
+            self._warned.add(origin)
+            _LOGGER.warning(
+                "%s: credentials are not sent to %s, which only the document names;"
+                " set base_url or allowed_hosts if they should be",
+                self._namespace,
+                origin,
+            )
+
     async def sign(
-        self,
-        requirement: Any,
-        context: OperationContext,
-        headers: Mapping[str, str] | None = None,
+        self, schemes: JSONObject, context: OperationContext, headers: Mapping[str, str]
     ) -> RequestCredentials:
-        """Return the credentials to add to a request.
-
-        Args:
-            requirement: The operation's own security requirement; None for the document's.
-            context: The context of the call.
-            headers: The configured headers of the call, if they are already known.
-
-        Raises:
-            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a token provider.
-        """
-        if headers is None:
-            headers = await self.headers_of(context)
+        """Return the credentials of a request for these security schemes; see `Signer.sign`."""
         signature = RequestCredentials()
         signature.headers.update(headers)
         for name, value in headers.items():
             if names_a_secret(name):
                 signature.secrets += (value, value.partition(" ")[2])
-        for name, scopes in self._chosen(requirement).items():
+        for name, scopes in schemes.items():
             await self._apply(signature, name, [text_of(s) for s in list_of(scopes)], context)
         if self._auth is not None:
-            auth, secret = self._auth, self._auth.token
-            if auth.username is not None:
-                secret = f"{auth.username}:{auth.password or ''}"
+            auth, secret = self._auth, _auth_secret(self._auth)
             token = await _secret(secret, context)
             if isinstance(secret, CallerToken) and secret.exchange is not None:
                 signature.tokens.append(secret)
             if token is not None:
                 _enforce_usable(token)
                 _apply_auth(signature, auth, token)
+        signature.headers = merged_headers(signature.headers)
         for name, value in signature.headers.items():
             enforce_header(name, value)
+        signature.header_keys = frozenset(map(header_key, signature.headers))
         return signature
 
-    def _chosen(self, requirement: Any) -> JSONObject:
+    def is_fixed(self, schemes: JSONObject) -> bool:
+        """Return whether the credentials for these schemes are the same for every request."""
+        given = [self._credentials[name] for name in schemes]
+        if self._auth is not None:
+            given.append(_auth_secret(self._auth))
+        # A user name and password may have to be exchanged for a token.
+        return not self._has_functions and all(isinstance(each, str) for each in given)
+
+    def chosen(self, requirement: Any) -> JSONObject:
         """Return the first alternative whose schemes all have credentials; empty if none has."""
         alternatives = list_of(self._default if requirement is None else requirement)
         for alternative in alternatives:
@@ -469,6 +491,10 @@ def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: str) -> No
         value = f"{word} {token}" if word else token
     signature.headers[_auth_header(auth)] = value
     signature.secrets.append(token)
+
+
+def _auth_secret(auth: HTTPAuth) -> Any:
+    return auth.token if auth.username is None else f"{auth.username}:{auth.password or ''}"
 
 
 def _auth_header(auth: HTTPAuth) -> str:

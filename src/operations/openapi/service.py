@@ -32,6 +32,7 @@ from operations.openapi.reading.files import (
     bundle_urls,
     shown_location,
 )
+from operations.openapi.security import Signer
 from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
@@ -182,7 +183,7 @@ async def from_openapi_url(
     try:
         headers: dict[str, str] = {}
         if config.sign_documents:
-            headers = (await client.security.sign(None, NO_CALL)).headers
+            headers = (await Signer(client.security, None).sign(NO_CALL)).headers
         fetch = partial(client.download, headers=headers)
         document = await bundle_urls(url, fetch, limits=_limits(config))
     except CallError as error:

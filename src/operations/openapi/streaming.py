@@ -1,12 +1,17 @@
-"""Subscriptions to event streams: one envelope per event, across reconnections.
+"""Streams of items: decode server-sent events and JSON Lines, and subscribe to them across reconnections.
 
 A stream ends when the server closes it. If the server sends event ids, the stream can be resumed: after a lost
 connection, and after a close, the client sends one more request with `Last-Event-ID`. The stream has ended if the
 server then responds with 204, sends no new events or, after a close, repeats known events. After a lost connection,
 known events are skipped.
+
+Rule 1: an event has at most `max_event_bytes`.
+Rule 2: the events of a stream do not depend on the chunks in which its bytes arrive (WHATWG HTML).
 """
 
 import asyncio
+import codecs
+import re
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -14,9 +19,17 @@ from dataclasses import dataclass, field
 from secrets import SystemRandom
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from operations._json import object_of
+from operations._decoding import decode_json
+from operations._json import (
+    MAX_REQUEST_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    count_values,
+    object_of,
+)
 from operations.context import OperationContext
 from operations.envelopes import (
     DescribedEnvelope,
@@ -29,18 +42,14 @@ from operations.openapi.client import ServiceClient
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
 from operations.openapi.responses import (
-    DONE,
-    EventStreamDecoder,
-    JSONLinesDecoder,
-    ServerSentEvent,
     WholeResponse,
-    event_data,
-    item_data,
+    json_data,
     meta_of,
+    over_limit,
     read_data,
     read_in_time,
 )
-from operations.openapi.transport import REPEATABLE, Draft, HTTPResponse
+from operations.openapi.transport import REPEATABLE, Draft, HTTPResponse, merged_headers
 
 MAX_PAUSE = 30.0
 """The longest pause before reconnecting, in seconds, even if the server asks for more."""
@@ -54,6 +63,228 @@ _SIZED = frozenset({"content-length", "transfer-encoding"})
 """Headers with which the end of a body is known."""
 
 _RANDOM = SystemRandom()
+
+_LINE_END = re.compile(b"\r\n|\n|\r")
+_DIGITS = re.compile(b"[0-9]+")
+
+_SEPARATOR = b"\x1e"
+"""What each record of `json-seq` begins with (RFC 7464)."""
+
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
+_OPENING = re.compile(rb"[{\[]")
+_CLOSING = re.compile(rb"[}\]]")
+DONE = "[DONE]"
+"""The data that many APIs send at the end of a stream."""
+
+_META = b"operations-meta "
+
+
+class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One dispatched event."""
+
+    event: str = "message"
+
+    data: str = ""
+
+    last_event_id: str = ""
+    """The id that a reconnecting client sends as `Last-Event-ID`; it stays valid until another event sets it."""
+
+    meta: str = ""
+    """The meta of an item as JSON, which an exported registry sends in a comment."""
+
+
+class EventStreamDecoder:
+    """Decodes the bytes of one `text/event-stream` response to events.
+
+    An event without a final blank line at the end of the stream is dropped, as the standard requires.
+
+    Attributes:
+        last_event_id: The id of the last finished block, to send when reconnecting.
+        retry: The reconnection time that the server requested, in milliseconds; None if it has not.
+    """
+
+    def __init__(self, *, last_event_id: str = "", max_event_bytes: int = 1 << 20) -> None:
+        self.last_event_id = last_event_id
+        self.retry: int | None = None
+        self._max = max_event_bytes
+        self._at_start = True
+        self._after_cr = False
+        self._partial = bytearray()
+        self._data = bytearray()
+        """The data of the current block; every line ends with a line feed."""
+        self._event = ""
+        self._meta = ""
+        self._id = last_event_id
+
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
+        """Process the next bytes; return the events that they complete.
+
+        Raises:
+            CallError: With code `RESOURCE_EXHAUSTED`, if one event is larger than allowed.
+        """
+        # A line feed at the start of a chunk belongs to the carriage return at the end of the previous chunk.
+        if self._after_cr and chunk:
+            self._after_cr = False
+            chunk = chunk.removeprefix(b"\n")
+        if chunk.endswith(b"\r"):
+            self._after_cr = True
+        events: list[ServerSentEvent] = []
+        start = 0
+        for end in _LINE_END.finditer(chunk):
+            line = chunk[start : end.start()]
+            start = end.end()
+            if self._partial:
+                line = bytes(self._partial + line)
+                self._partial.clear()
+            self._enforce_size(line)
+            self._take(line, events)
+        self._partial += chunk[start:]
+        self._enforce_size(self._partial)
+        return events
+
+    def _enforce_size(self, line: bytes | bytearray) -> None:
+        if len(line) + len(self._data) > self._max:
+            raise over_limit("One event", self._max)
+
+    def _take(self, line: bytes, events: list[ServerSentEvent]) -> None:
+        """Process one complete line."""
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if not line:
+            self._dispatch(events)
+            return
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data += value
+            self._data += b"\n"
+        elif not name:
+            if value.startswith(_META):
+                self._meta = _utf8(value.removeprefix(_META))
+        elif name == b"event":
+            self._event = _utf8(value)
+        elif name == b"id":
+            if b"\0" not in value:
+                self._id = _utf8(value)
+        elif name == b"retry" and _DIGITS.fullmatch(value):
+            # Limit the digits before the conversion: such a number would be too long to wait for.
+            self.retry = int(value) if len(value) < 10 else 10**9
+
+    def _dispatch(self, events: list[ServerSentEvent]) -> None:
+        """End a block at a blank line; it is an event if it has data."""
+        self.last_event_id = self._id
+        if self._data:
+            events.append(
+                ServerSentEvent(
+                    event=self._event or "message",
+                    data=_utf8(self._data[:-1]),
+                    last_event_id=self._id,
+                    meta=self._meta,
+                )
+            )
+            self._data.clear()
+        self._event = self._meta = ""
+
+
+def _utf8(value: bytes | bytearray) -> str:
+    return value.decode(errors="replace")
+
+
+class JSONLinesDecoder:
+    """Splits the bytes of a response into lines of JSON (JSON Lines, NDJSON, `json-seq`).
+
+    Rules 1 and 2 apply here as well. The last line needs no line end. A record of `json-seq`, which begins with a
+    separator, may have several lines; it ends with the line that closes its last bracket, or before the next separator.
+    """
+
+    def __init__(self, *, max_event_bytes: int = 1 << 20) -> None:
+        self._max = max_event_bytes
+        self._at_start = True
+        self._rest = bytearray()
+        self._in_record = False
+        self._line = self._depth = 0
+        """Where the last line of a record begins, and the number of open brackets before it."""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Process the next bytes; return the lines that they complete.
+
+        Raises:
+            CallError: With code `RESOURCE_EXHAUSTED`, if one line is larger than allowed.
+        """
+        lines: list[bytes] = []
+        for index, part in enumerate(chunk.split(_SEPARATOR)):
+            if index:
+                self._end(lines)
+                self._in_record = True
+            for number, piece in enumerate(part.split(b"\n")):
+                if number:
+                    self._end_line(lines)
+                self._rest += piece
+                if len(self._rest) > self._max:
+                    raise over_limit("One line", self._max)
+        return [line for line in lines if line.strip()]
+
+    def finish(self) -> list[bytes]:
+        """Return the last line, if it has no line end."""
+        return self.feed(_SEPARATOR)
+
+    def _end_line(self, lines: list[bytes]) -> None:
+        """Process a line feed: the end of a line, or white space within a record."""
+        if self._in_record:
+            # No text of JSON contains a line feed.
+            line = _QUOTED.sub(b"", self._rest[self._line :])
+            self._depth += len(_OPENING.findall(line)) - len(_CLOSING.findall(line))
+            if self._depth > 0:
+                self._rest += b"\n"
+                self._line = len(self._rest)
+                return
+        self._end(lines)
+
+    def _end(self, lines: list[bytes]) -> None:
+        mark, self._at_start = codecs.BOM_UTF8 if self._at_start else b"", False
+        lines.append(bytes(self._rest).removeprefix(mark))
+        self._rest.clear()
+        self._in_record, self._line, self._depth = False, 0, 0
+
+
+def read_items(response: WholeResponse, described: ResponseData, max_values: int) -> list[Any]:
+    """Return the items of a stream that has arrived as a whole.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if a line is not JSON, `RESOURCE_EXHAUSTED` if there are too many values.
+    """
+    content, content_type = response.content, response.headers.get("content-type", "")
+    if not media.is_sequence(content_type):
+        events = EventStreamDecoder(max_event_bytes=len(content) + 1).feed(content)
+        return [item_data(event.data, described) for event in events if event.data != DONE]
+    items: list[Any] = []
+    for line in JSONLinesDecoder(max_event_bytes=len(content)).feed(content + b"\n"):
+        if line.strip() == DONE.encode():
+            break
+        items.append(json_data(line, content_type, max_values))
+        max_values -= count_values(items[-1], max_values)
+    return items
+
+
+def item_data(text: str, described: ResponseData) -> Any:
+    """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON."""
+    data = text if described.has_text_items else event_data(text)
+    return text if described.keeps_text(data) else data
+
+
+def event_data(text: str | bytes, what: str = "An event") -> Any:
+    """Return the JSON that an event or a line contains; `text` itself if it is not JSON.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if it holds too many values.
+    """
+    try:
+        return decode_json(text, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError as error:
+        if isinstance(error, JSONLimitError) and error.limit == "values":
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} {error.reason}.") from None
+        return text
 
 
 @dataclass(slots=True)
@@ -130,7 +361,7 @@ class EventStream:
         """Yield the items of one response; after a lost connection, only new events."""
         draft = self.draft
         if self._last_id:
-            draft.headers["Last-Event-ID"] = self._last_id
+            draft.headers = merged_headers(draft.headers, {"Last-Event-ID": self._last_id})
         self._has_head = False
         request = self.client.stream(draft, self.context, self._failures)
         async with request as (response, chunks, secrets):
@@ -183,7 +414,7 @@ class EventStream:
     async def _single(self, response: HTTPResponse) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the data of a response that is not a stream."""
         config = self.client.config
-        content = await read_in_time(response, config.max_response_bytes, config.timeout)
+        content = await read_in_time(response, config)
         whole = WholeResponse("", response.status, response.headers, content)
         data = read_data(whole, self._described, config.max_response_values)
         yield DescribedEnvelope(data, self._meta, self._described.schema)

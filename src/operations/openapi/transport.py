@@ -33,8 +33,8 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
     cookies: list[str] = []
     body: bytes | StreamedBody | None = None
 
-    security: Any = None
-    """The operation's own security requirement; None for the document's."""
+    signer: Any = None
+    """Signs the requests of the operation."""
 
     redirects: frozenset[str] = frozenset()
     """The redirects that the document declares as responses: statuses, or `3XX`."""
@@ -195,6 +195,10 @@ def merged_headers(*groups: Mapping[str, str]) -> dict[str, str]:
         for name, value in group.items():
             merged[name.lower()] = (name, value)
     return dict(merged.values())
+
+
+DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": "gzip, deflate"}
+"""The content codings are those that the standard library decodes in bounded steps."""
 
 
 def is_header_value(text: str) -> bool:

@@ -29,7 +29,6 @@ from operations.schema.casting import (
     caches_of,
 )
 from operations.schema.casting.changes import CastResult, Change, Changes
-from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
 from operations.schema.members import place_of
@@ -97,21 +96,6 @@ class CompiledSchema(Checker):
         if found is None:
             found = self.normalisers[policy] = Normaliser(self, policy)
         return found.normalise_own if owns else found.normalise
-
-    def is_clean(self, text: bytes) -> bool:
-        """Return whether a JSON text is known to be valid and unchanged by every policy.
-
-        Before the first cast, and for schemas without an exact type, the result is False.
-        """
-        normaliser = self.normalisers.get("cast")
-        check = None if normaliser is None else normaliser.check_text
-        if check is None:
-            return False
-        try:
-            check(text)
-        except REFUSALS:
-            return False
-        return True
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location."""
@@ -243,9 +227,14 @@ class Schema:
         with gc_paused(collects=False):
             yield
 
-    def is_clean(self, text: bytes) -> bool:
-        """Return whether a JSON text is known to be valid and to need no change. Compiles nothing."""
-        return self._compiled is not None and self._compiled.is_clean(text)
+    @property
+    def check_text(self) -> Callable[[bytes], Any] | None:
+        """Raises `REFUSALS` unless a JSON text is valid and needs no change under any policy.
+
+        None before the first cast, and for schemas without an exact type.
+        """
+        normaliser = None if self._compiled is None else self._compiled.normalisers.get("cast")
+        return None if normaliser is None else normaliser.check_text
 
     @property
     def compiles_slowly(self) -> bool:

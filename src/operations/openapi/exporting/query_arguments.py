@@ -9,10 +9,13 @@ Rule 2: an input that is not a plain object of properties is sent in one paramet
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, pointer
@@ -188,7 +191,11 @@ def may_be_empty(schema: Schema) -> bool:
 def _literal(text: str) -> Any:
     if text in _LITERALS:
         return _LITERALS[text]
-    return _json(text) if _NUMBER.fullmatch(text) else text
+    if _NUMBER.fullmatch(text):
+        # One number needs no limits before it is decoded.
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text)
+    return text
 
 
 def _json(text: str) -> Any:

@@ -5,7 +5,7 @@ Rule 1: the schema of the data is selected by the status of the response (exact,
 Rule 2: a response that the document does not describe has no schema.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,7 @@ class ResponseData:
         is_stream: Whether it is a sequence of items.
         is_text: Whether text other than JSON is declared.
         is_base64: Whether bytes are declared that are sent as base64.
+        check_text: Raises `REFUSALS` unless a text is JSON that is valid and needs no change; None if that is unknown.
     """
 
     def __init__(
@@ -62,6 +63,13 @@ class ResponseData:
         self.is_base64 = is_base64 and not (self.is_json or self.is_stream or self.is_text)
         self.schema = schema
         self.listed = listed
+        self.check_text: Callable[[bytes], Any] | None = None
+
+    def find_check(self) -> Callable[[bytes], Any] | None:
+        """Return `check_text`, which is known once the schema has cast a value."""
+        if self.is_json and self.schema is not None:
+            self.check_text = self.schema.check_text
+        return self.check_text
 
     @property
     def has_text_items(self) -> bool:
@@ -108,6 +116,7 @@ class Expected:
     Attributes:
         accept: The Accept header.
         redirects: The declared redirects: statuses, or `3XX`.
+        found: The descriptions found so far, by status and content type.
     """
 
     def __init__(
@@ -125,24 +134,20 @@ class Expected:
         self._method = method
         self._is_stream = is_stream
         self._responses = {r.status.upper(): r for r in model.responses}
-        self._described: dict[tuple[int, str], ResponseData] = {}
+        self.found: dict[tuple[int, str], ResponseData] = {}
         self.accept = self._accept(is_split=is_split)
         self.redirects = frozenset(s for s in self._responses if s[:1] == "3")
 
     def find(self, status: int, content_type: str) -> ResponseData:
-        """Return the description of the data of a response."""
-        key = (status, content_type)
-        found = self._described.get(key)
-        if found is not None:
-            return found
+        """Return the description of the data of a response, which is kept in `found`."""
         found, kind = _UNKNOWN, media.essence(content_type)
         response = self._responses.get(str(status)) or self._responses.get(f"{status // 100}XX")
         if response is not None and self._has_body(response) and status not in EMPTY:
             declared = _matching(response.media, kind)
             found = self._share(declared) if declared is not None else found
         # A server may send any number of media types.
-        if len(self._described) < 100:
-            self._described[key] = found
+        if len(self.found) < 100:
+            self.found[status, content_type] = found
         return found
 
     def is_base64(self, status: int, content_type: str) -> bool:
@@ -151,7 +156,7 @@ class Expected:
 
     def _share(self, declared: Media) -> ResponseData:
         """Return one shared description for media types with the same content."""
-        for known in self._described.values():
+        for known in self.found.values():
             if known.media == declared:
                 return known
         members = self._members()

@@ -122,6 +122,12 @@ def is_plain_json(media_type: str) -> bool:
     return essence(media_type) in {"application/json", "text/json"}
 
 
+def is_utf8_json(media_type: str) -> bool:
+    """Return whether it is one type of JSON, in UTF-8."""
+    is_utf8 = parameter_of(media_type, "charset").lower() in {"", "utf-8"}
+    return is_utf8 and is_json(media_type) and not is_range(media_type)
+
+
 @lru_cache
 def is_json_patch(media_type: str) -> bool:
     """Return whether it is a JSON Patch (RFC 6902)."""
