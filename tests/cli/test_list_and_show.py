@@ -75,7 +75,7 @@ def test_show_draws_schemas_access_errors_and_origin(run: Run) -> None:
         "ops.py",
     ):
         assert words in shown
-    assert "operations call work.ship to.street=text size=small notes=text" in shown
+    assert "operations call work.ship to.street=... size=... notes=..." in shown
     assert "needs all of work:admin" in run("show", "work.secret").out
     assert "TIRED" in run("show", "work.fail").out
 
@@ -135,9 +135,9 @@ def test_a_hint_finds_the_same_config(run: Run, folder: Path) -> None:
 
     shown = run("show", "work.add", "--config", "my other.toml").out
     hint = shown.splitlines()[-1]
-    assert hint == "  operations call --config 'my other.toml' work.add a=1"
+    assert hint == "  operations call --config 'my other.toml' work.add a=..."
     (folder / "operations.toml").unlink()
-    assert run(*shlex.split(hint)[1:]).json == 2
+    assert run(*shlex.split(hint.replace("...", "1"))[1:]).json == 2
 
     (folder / "my other.toml").write_text("[openapi.shop]\ndocument = 'shop.json'")
     (folder / "shop.json").write_text(
@@ -179,34 +179,7 @@ def test_a_source_that_fails_does_not_affect_others(run: Run, folder: Path) -> N
 
 
 ODD = """
-from datetime import date
-from typing import Annotated, Literal
-from uuid import UUID
-
-from msgspec import Meta
-from operations import Operation, OperationSpec, from_schema, operation
-
-
-@operation("odd.nested")
-async def nested(
-    deep: dict[str, dict[str, int]], pairs: list[tuple[int, str]], who: list[UUID]
-) -> None: ...
-
-
-@operation("odd.bounds")
-async def bounds(
-    n: Annotated[int, Meta(ge=7, le=9)],
-    x: Annotated[float, Meta(gt=0)],
-    word: Annotated[str, Meta(min_length=9)],
-    day: date,
-    kind: Literal["a b", "c"],
-    maybe: int | None,
-    flag: bool,
-) -> None: ...
-
-
-@operation("odd.pattern")
-async def pattern(text: Annotated[str, Meta(pattern="^[A-Z]{3}$")]) -> None: ...
+from operations import Operation, OperationSpec, from_schema
 
 
 def made(name, **schema):
@@ -219,37 +192,30 @@ def made(name, **schema):
     )
 
 
-LIST = made("list", type="array", items={"type": "integer"}, minItems=2)
-WORD = made("word", type="string")
 ANY = made("any")
-DOTS = made(
-    "dots",
-    type="object",
-    required=["a.b", "c=d", "e"],
-    properties={"a.b": {"type": "integer"}, "c=d": {"type": "string"}, "e": {"const": "it's"}},
-)
+WORD = made("word", type="string")
+NAMES = made("names", type="object", required=["a b"], properties={"a b": {"type": "string"}})
 """
 
 
-def test_every_call_to_copy_can_be_called(run: Run, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("operation_id", "shown"),
+    [
+        ("odd.any", ""),
+        ("odd.word", " ..."),
+        ("odd.names", " 'a b=...'"),
+        ("work.ship", " to.street=... size=... notes=..."),
+    ],
+)
+def test_show_ends_with_a_call_to_copy(
+    run: Run, folder: Path, operation_id: str, shown: str
+) -> None:
     (folder / "odd.py").write_text(ODD)
     (folder / "operations.toml").write_text('modules = ["ops.py", "odd.py"]')
-    found = ids(run("list"))
-    assert {"odd.nested", "odd.dots", "odd.word"} < set(found)
-    for operation_id in found:
-        shown = run("show", operation_id).out.splitlines()[-1].strip()
-        command = shlex.split(shown)
-        assert command[:3] == ["operations", "call", operation_id]
-        assert ("..." in shown) == (operation_id == "odd.pattern")  # cannot be guessed
-        ran = run(*command[1:], "--json")
-        is_valid = ran.code in (0, 1, 8)  # 6 would be an input that is not valid
-        assert is_valid == (operation_id != "odd.pattern"), (shown, ran.err)
 
+    last = run("show", operation_id).out.splitlines()[-1]
 
-def test_the_call_to_copy_is_written_as_a_person_would_type_it(run: Run) -> None:
-    shown = run("show", "work.ship").out.splitlines()[-1].strip()
-
-    assert shown == "operations call work.ship to.street=text size=small notes=text"
+    assert last == f"  operations call {operation_id}{shown}"
 
 
 def test_an_unknown_source_is_reported_with_those_that_exist(run: Callable[..., Ran]) -> None:

@@ -351,7 +351,7 @@ def test_the_commands_of_the_tour_have_the_shown_results(run: Run) -> None:
             if kind in kinds:
                 continue
             kinds.add(kind)
-            program, *command = shlex.split(command_of(step, hub.registry))
+            program, *command = shlex.split(command_of(step))
             assert program == "operations"
             done = run(*command, "--json", "--config", str(hub.file.path))
             if "error" in shown[0]:

@@ -20,12 +20,12 @@ import anyio
 from tests.servers import free_port
 
 from operations import CallError, OperationRegistry, OperationSpec, OperationType
-from operations._json import object_of
-from operations.cli.inputs import sample
+from operations._json import list_of, object_of
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document
 from operations.schema.outline import Outline
+from operations.types import JSONObject
 
 LISTENING = re.compile(rb"Prism is listening")
 
@@ -55,6 +55,77 @@ async def mocking(prism: str, path: Path) -> AsyncGenerator[str]:
     finally:
         process.terminate()
         await process.wait()
+
+
+_DEPTH = 6
+_NULL = frozenset({"null"})
+_FORMATS = {
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "PT1H",
+    "uuid": "123e4567-e89b-42d3-a456-426614174000",
+    "email": "someone@example.com",
+    "uri": "https://example.com",
+    "url": "https://example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "byte": "aGVsbG8=",
+    "base64": "aGVsbG8=",
+}
+
+
+def sample(outline: Outline, depth: int = _DEPTH) -> Any:
+    """Return a sample value for a schema, based on its keywords."""
+    schema = outline.schema
+    if "default" in schema and schema["default"] is not None:
+        return schema["default"]
+    if examples := list_of(schema.get("examples")):
+        return examples[0]
+    if outline.choices:
+        return outline.choices[0]
+    members = [member for member in outline.members if member.types != _NULL]
+    if members and depth > 0:
+        return sample(members[0], depth - 1)
+    types = outline.types
+    if outline.properties or "object" in types:
+        return _object(outline, depth)
+    if "array" in types:
+        return _array(outline, depth)
+    return _scalar(schema, types)
+
+
+def _object(outline: Outline, depth: int) -> JSONObject:
+    if depth <= 0:
+        return {}
+    properties = outline.properties
+    return {name: sample(properties.get(name, Outline({})), depth - 1) for name in outline.required}
+
+
+def _array(outline: Outline, depth: int) -> list[Any]:
+    if depth <= 0:
+        return []
+    if first := list_of(outline.schema.get("prefixItems")):
+        return [sample(outline.inner(each), depth - 1) for each in first]
+    count = min(max(1, outline.schema.get("minItems", 1)), 3)
+    return [sample(outline.items, depth - 1) for _ in range(count)]
+
+
+def _scalar(schema: JSONObject, types: frozenset[str]) -> Any:
+    if types & {"integer", "number"}:
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if low is None and "exclusiveMinimum" in schema:
+            low = schema["exclusiveMinimum"] + 1
+        found = low if low is not None and low > 1 else 1
+        return high if high is not None and high < found else found
+    if "boolean" in types:
+        return True
+    if types == _NULL:
+        return None
+    form: Any = schema.get("format")
+    text = _FORMATS.get(form, "text")
+    return text.ljust(schema.get("minLength", 0), "x")[: schema.get("maxLength")]
 
 
 def arguments_of(spec: OperationSpec) -> Any:

@@ -1,4 +1,4 @@
-"""Read the input of a call from the command line, and write an example of it.
+"""Read the input of a call from the command line.
 
     call ID '{"a": 1}'        JSON                     call ID a=1 b.c=x       typed by the schema
     call ID @file.json        a file of JSON           call ID a:='[1, 2]'     a value as JSON
@@ -6,17 +6,15 @@
 
 Rule 1: the input has the same limits as a network request, which are checked before it is decoded.
 Rule 2: a value is converted to the type of its schema. The call itself validates it, as for every caller.
-Rule 3: an example can be executed: it contains no value that the schema rejects or that would be parsed differently.
 """
 
 import os
 import re
-import shlex
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -30,16 +28,12 @@ from operations._json import (
     is_list,
     is_object,
     kind_of,
-    list_of,
     pointer,
 )
-from operations.cli.options import encoded
-from operations.errors import CallError, SchemaError, invalid_argument
+from operations.errors import CallError, invalid_argument
 from operations.front.limits import Limits
 from operations.front.public_errors import too_large
-from operations.schema import Schema
 from operations.schema.outline import Outline
-from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 _PAIR = re.compile(r"(?P<key>[^=:{\[\"][^=:{\"]*?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
@@ -259,143 +253,3 @@ def _items(outline: Outline) -> Iterator[Outline]:
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
     """Return an error about `what`, located at `keys` of the input, or about the whole input."""
     return invalid_argument("".join(map(pointer, keys)), reason, "input", subject=what)
-
-
-# ------------------------------------------------------------ examples
-
-_DEPTH = 6
-_NULL = frozenset({"null"})
-_FORMATS = {
-    "date": "2026-01-31",
-    "date-time": "2026-01-31T12:00:00Z",
-    "time": "12:00:00Z",
-    "duration": "PT1H",
-    "uuid": "123e4567-e89b-42d3-a456-426614174000",
-    "email": "someone@example.com",
-    "uri": "https://example.com",
-    "url": "https://example.com",
-    "hostname": "example.com",
-    "ipv4": "192.0.2.1",
-    "ipv6": "2001:db8::1",
-    "byte": "aGVsbG8=",
-    "base64": "aGVsbG8=",
-}
-
-
-def example(spec: OperationSpec, hints: str = "") -> str:
-    """Return a command that calls an operation with its required input; dots replace unknown values.
-
-    Args:
-        spec: The spec of the operation.
-        hints: Options that select the config, with a leading space.
-    """
-    outline, command = Outline.of(spec.input_schema), f"operations call{hints} {spec.id}"
-    if _takes_nothing(spec.input_schema):
-        return command
-    value = _valid(spec.input_schema, outline)
-    if value is None:
-        return " ".join([command, *(f"{name}=..." for name in outline.required)])
-    return f"{command} {as_typed(value, outline)}"
-
-
-def as_typed(value: Any, outline: Outline) -> str:
-    """Return an input as command-line arguments: key=value pairs if they give the same input, else JSON."""
-    if is_object(value):
-        arguments = list(_pairs(value, ""))
-        if _reads_as(arguments, outline, value):
-            return shlex.join(arguments)
-    return shlex.quote(encoded(value))
-
-
-def _takes_nothing(schema: Schema) -> bool:
-    try:
-        return schema.check({}) or schema.check(None)
-    except SchemaError:
-        return False
-
-
-def _valid(schema: Schema, outline: Outline) -> Any:
-    """Return a valid input with the required properties; None if none is found."""
-    value = sample(outline)
-    try:
-        if schema.check(value):
-            return value
-        created = schema.cast(value, "create").value
-        return created if schema.check(created) else None
-    except (SchemaError, ValueError):
-        return None
-
-
-def sample(outline: Outline, depth: int = _DEPTH) -> Any:
-    """Return a sample value for a schema, based on its keywords."""
-    schema = outline.schema
-    if "default" in schema and schema["default"] is not None:
-        return schema["default"]
-    if examples := list_of(schema.get("examples")):
-        return examples[0]
-    if outline.choices:
-        return outline.choices[0]
-    members = [member for member in outline.members if member.types != _NULL]
-    if members and depth > 0:
-        return sample(members[0], depth - 1)
-    types = outline.types
-    if outline.properties or "object" in types:
-        return _object(outline, depth)
-    if "array" in types:
-        return _array(outline, depth)
-    return _scalar(schema, types)
-
-
-def _object(outline: Outline, depth: int) -> JSONObject:
-    if depth <= 0:
-        return {}
-    properties = outline.properties
-    return {name: sample(properties.get(name, Outline({})), depth - 1) for name in outline.required}
-
-
-def _array(outline: Outline, depth: int) -> list[Any]:
-    if depth <= 0:
-        return []
-    if first := list_of(outline.schema.get("prefixItems")):
-        return [sample(outline.inner(each), depth - 1) for each in first]
-    count = min(max(1, outline.schema.get("minItems", 1)), 3)
-    return [sample(outline.items, depth - 1) for _ in range(count)]
-
-
-def _scalar(schema: JSONObject, types: frozenset[str]) -> Any:
-    if types & {"integer", "number"}:
-        low, high = schema.get("minimum"), schema.get("maximum")
-        if low is None and "exclusiveMinimum" in schema:
-            low = schema["exclusiveMinimum"] + 1
-        found = low if low is not None and low > 1 else 1
-        return high if high is not None and high < found else found
-    if "boolean" in types:
-        return True
-    if types == _NULL:
-        return None
-    form: Any = schema.get("format")
-    text = _FORMATS.get(form, "text")
-    return text.ljust(schema.get("minLength", 0), "x")[: schema.get("maxLength")]
-
-
-def _pairs(value: JSONObject, prefix: str) -> Iterator[str]:
-    """Return `value` as `key=value` pairs, with dots for objects and repeated keys for lists."""
-    for key, inner in value.items():
-        name, items = f"{prefix}{key}", list_of(inner)
-        if isinstance(inner, dict) and inner:
-            yield from _pairs(cast("JSONObject", inner), f"{name}.")
-        elif items and all(isinstance(each, str) for each in items):
-            yield from (f"{name}={each}" for each in items)
-        elif isinstance(inner, str):
-            yield f"{name}={inner}"
-        elif isinstance(inner, (bool, int, float)):
-            yield f"{name}={encoded(inner)}"
-        else:
-            yield f"{name}:={encoded(inner)}"
-
-
-def _reads_as(arguments: list[str], outline: Outline, value: JSONObject) -> bool:
-    try:
-        return bool(read_input(arguments, outline, Limits()) == value)
-    except CallError:
-        return False

@@ -1,5 +1,7 @@
 """`operations list` and `operations show`: find operations, and show one."""
 
+import shlex
+from collections.abc import Iterator
 from typing import Annotated, get_args
 
 from cyclopts import Parameter
@@ -8,7 +10,6 @@ from rich.tree import Tree
 
 from operations._text import counted
 from operations.access import AccessControl
-from operations.cli.inputs import example
 from operations.cli.options import (
     DEFAULTS,
     POSITIVE,
@@ -190,7 +191,27 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
             description = f"  {first_line(error.description)}"
             errors.add(styled((error.code, "red"), (status, "dim"), (description, "")))
         screen.show(errors)
-    screen.line((f"\n  {example(spec, hints)}", "cyan"), overflow="keep")
+    screen.line(
+        (f"\n  operations call{hints} {spec.id}{_arguments(spec)}", "cyan"), overflow="keep"
+    )
+
+
+def _arguments(spec: OperationSpec) -> str:
+    """Return the required input of a call as arguments, with dots in place of the values."""
+    outline = Outline.of(spec.input_schema)
+    takes_object = not outline.schema or "object" in outline.types or outline.properties
+    names = [f"{name}=..." for name in _required(outline)] if takes_object else ["..."]
+    return "".join(f" {shlex.quote(name)}" for name in names)
+
+
+def _required(outline: Outline) -> Iterator[str]:
+    """Yield the required properties; those of a required object with its name and a dot."""
+    for name in outline.required:
+        inner = outline.properties.get(name, Outline({}))
+        if inner.required and not inner.is_recursive:
+            yield from (f"{name}.{each}" for each in _required(inner))
+        else:
+            yield name
 
 
 def _origin(spec: OperationSpec, source: Source | None) -> str:

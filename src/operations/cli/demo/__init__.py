@@ -31,15 +31,13 @@ except ModuleNotFoundError as error:
 
 from operations._signals import shutdown_event
 from operations.access import Identity
-from operations.cli.inputs import as_typed
-from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, encoded, plain
+from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, encoded
 from operations.cli.serve import announce
 from operations.config import FILE_NAME, VARIABLE, ConfigFile, load_config
 from operations.context import OperationContext
 from operations.hub import Hub, open_hub
 from operations.hub.serving import build_app, entry_points_of
 from operations.registry import OperationRegistry
-from operations.schema.outline import Outline
 from operations.server import hash_key, new_key
 from operations.server.running import running
 from operations.types import JSONObject
@@ -166,7 +164,7 @@ async def run_tour(registry: OperationRegistry, screen: Screen) -> list[JSONObje
     for step in STEPS:
         if not screen.json:
             screen.line((f"\n# {step.what}", "dim"))
-            screen.line((f"> {command_of(step, registry)}", "cyan"), overflow="keep")
+            screen.line((f"> {command_of(step)}", "cyan"), overflow="keep")
         answers = [answer async for answer in answers_of(step, registry)]
         if not screen.json:
             for answer in answers:
@@ -189,14 +187,11 @@ async def answers_of(step: DemoStep, registry: OperationRegistry) -> AsyncIterat
         yield {"error": error.to_wire()}
 
 
-def command_of(step: DemoStep, registry: OperationRegistry) -> str:
+def command_of(step: DemoStep) -> str:
     """Return the equivalent command, which prints the whole envelope and uses the same caller."""
-    spec = registry.get_spec(step.operation_id)
-    outline = Outline({}) if spec is None else Outline.of(spec.input_schema)
     who = "anonymous" if step.identity is None else step.identity.id
-    typed = as_typed(step.input, outline) if step.input else ""
-    words = ["operations call", step.operation_id, typed, f"--as {who} --envelope"]
-    return plain(" ".join(word for word in words if word))
+    pairs = [f"{name}={value}" for name, value in step.input.items()]
+    return " ".join(["operations call", step.operation_id, *pairs, f"--as {who} --envelope"])
 
 
 def _answered(answer: JSONObject, screen: Screen) -> None:
