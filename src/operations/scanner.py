@@ -9,29 +9,19 @@ import importlib.util
 import logging
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from itertools import count
 from os import PathLike
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from operations.errors import RegistrationError
 from operations.functions import operation_of
 from operations.specs import Operation, OperationSpec
 
 logger = logging.getLogger("operations")
-
-Read: TypeAlias = Callable[[str], bytes | str | Iterable[str]]
-"""Reads a path: returns the source of a file, or the names in a folder, where names of folders end in `/`.
-
-Raises `OSError` or `LookupError` for a path that does not exist.
-"""
 
 _LIBRARY = __name__.partition(".")[0]
 _SPEC_KEYS = frozenset({"name", "namespace", "type"})
@@ -65,9 +55,7 @@ class ScanResult:
         return len(self.operations) + len(self.specs)
 
 
-def scan_operations(
-    source: str | PathLike[str] | ModuleType, *, read: Read | None = None
-) -> ScanResult:
+def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
     """Import every module of `source` and collect the operations in it.
 
     A module offers operations as functions marked by `@operation`, as `Operation` objects, or as specs (an
@@ -77,8 +65,6 @@ def scan_operations(
 
     Args:
         source: A folder, a Python file, the name of a package, or a package.
-        read: Reads files and folders instead of the file system, for example from an archive; see `Read`. `source`
-            is then a path that `read` accepts.
 
     Raises:
         FileNotFoundError: If `source` is neither a path nor a package that can be found, or is this library.
@@ -86,11 +72,7 @@ def scan_operations(
     scan = _Scan()
     if not isinstance(source, ModuleType) and not str(source):
         raise FileNotFoundError("name a folder, a Python file or a package; '.' is this folder")
-    if read is not None:
-        if isinstance(source, ModuleType):
-            raise TypeError("read= needs a path, not a module")
-        scan.files(str(PurePath(source).as_posix()), read)
-    elif isinstance(source, ModuleType):
+    if isinstance(source, ModuleType):
         scan.package(source.__name__)
     elif Path(source).exists():
         scan.folder(Path(source).resolve())
@@ -122,14 +104,6 @@ def _is_spec(name: str, value: object) -> bool:
     )
 
 
-def _make_package(name: str, root: PurePath) -> None:
-    """Let modules under `root` be imported below a package called `name`."""
-    if name not in sys.modules:
-        package = ModuleType(name)
-        package.__path__ = [str(root)]
-        sys.modules[name] = package
-
-
 def _hint(error: BaseException, file: Path) -> str:
     """Return advice for a module that imports a sibling module by its bare name."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or file.suffix != ".py":
@@ -142,67 +116,6 @@ def _hint(error: BaseException, file: Path) -> str:
         f"; {wanted} lies beside it: write `from . import {wanted}` (or `from .{wanted} import ...`), "
         "or put the folder on sys.path"
     )
-
-
-_scans = count()
-
-
-def _walk(folder: PurePath, read: Read) -> Iterator[PurePath]:
-    """Yield the Python files in `folder` and below, sorted."""
-    for name in sorted(cast("Iterable[str]", read(folder.as_posix()))):
-        path = folder / name
-        if name.endswith("/"):
-            yield from _walk(path, read)
-        elif path.suffix == ".py":
-            yield path
-
-
-class _ReadFinder(MetaPathFinder, InspectLoader):
-    """Finds and loads the modules of a synthetic package through `read`."""
-
-    def __init__(self, package: str, root: PurePath, read: Read) -> None:
-        self._package = package
-        self._root = root
-        self._read = read
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if not fullname.startswith(f"{self._package}."):
-            return None
-        for is_package in (True, False):
-            file = self._file(fullname, is_package)
-            if self._source(file) is not None:
-                return importlib.util.spec_from_loader(
-                    fullname, self, origin=file, is_package=is_package
-                )
-        folder = self._root.joinpath(*fullname.split(".")[1:]).as_posix()
-        with suppress(OSError, LookupError):
-            if not isinstance(self._read(folder), (str, bytes)):
-                # A folder without `__init__.py` is a package too.
-                spec = ModuleSpec(fullname, None, is_package=True)
-                spec.submodule_search_locations = [folder]
-                return spec
-        return None
-
-    def is_package(self, fullname: str) -> bool:
-        return self._source(self._file(fullname, is_package=True)) is not None
-
-    def get_source(self, fullname: str) -> str | None:
-        return self._source(self._file(fullname, is_package=self.is_package(fullname)))
-
-    def _file(self, fullname: str, is_package: bool) -> str:
-        path = self._root.joinpath(*fullname.split(".")[1:])
-        return f"{path.as_posix()}/__init__.py" if is_package else f"{path.as_posix()}.py"
-
-    def _source(self, file: str) -> str | None:
-        try:
-            found = self._read(file)
-        except (OSError, LookupError):
-            return None
-        if isinstance(found, bytes):
-            return importlib.util.decode_source(found)
-        return found if isinstance(found, str) else None
 
 
 class _Scan:
@@ -220,28 +133,10 @@ class _Scan:
         """
         root = path if path.is_dir() else path.parent
         package = f"_operations_{sha256(str(root).encode()).hexdigest()[:16]}"
-        _make_package(package, root)
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        self._files(package, root, files)
-
-    def files(self, path: str, read: Read) -> None:
-        """Scan the module at `path`, or all modules below it, through `read`.
-
-        Raises:
-            FileNotFoundError: If `read` does not find `path`.
-        """
-        try:
-            is_file = isinstance(read(path), (str, bytes))
-        except (OSError, LookupError) as error:
-            raise FileNotFoundError(f"{path} cannot be read: {error!r}") from error
-        root = PurePath(path).parent if is_file else PurePath(path)
-        package = f"_operations_read_{next(_scans)}"
-        _make_package(package, root)
-        sys.meta_path.append(_ReadFinder(package, root, read))
-        self._files(package, root, [PurePath(path)] if is_file else _walk(root, read))
-
-    def _files(self, package: str, root: PurePath, files: Iterable[PurePath]) -> None:
-        for file in files:
+        if package not in sys.modules:
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = [str(root)]
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             parts = file.relative_to(root).with_suffix("").parts
             if any(part.startswith(".") or part == "__pycache__" for part in parts):
                 continue
