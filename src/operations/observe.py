@@ -369,13 +369,6 @@ class Span(NamedTuple):
         """Whether the call or a nested call failed."""
         return self.record.outcome != _SUCCESS or any(call.has_failed for call in self.calls)
 
-    @property
-    def request_ids(self) -> Iterator[str]:
-        """The ids of the call and its nested calls."""
-        yield self.record.request_id
-        for call in self.calls:
-            yield from call.request_ids
-
     def to_json(self) -> JSONObject:
         """Return the span as JSON, for scripts."""
         record: JSONObject = msgspec.to_builtins(self.record)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
-import msgspec
 import pexpect
 import pytest
-from tests.cli.conftest import Ran
 
 Start = Callable[..., "pexpect.spawn[str]"]
 
@@ -211,72 +209,5 @@ def test_serve_prints_its_address_and_ends_on_ctrl_c(
     assert b'"data":2' in connection.getresponse().read()
     connection.close()
 
-    child.send(INTERRUPT)
-    assert end(child) == 0
-
-
-def test_all_calls_are_followed_although_many_end_before_the_first_look(
-    start: Start, run: Callable[..., Ran], folder: Path
-) -> None:
-    run("call", "work.add", "a=1")
-    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
-    line = msgspec.json.decode(journal.read_bytes().splitlines()[-1])
-    request_id = line["requestId"]
-    journal.unlink()
-    child = start("trace", "--follow", "--limit", "2")
-    see(child, "no calls are recorded")
-
-    lines = [
-        msgspec.json.encode(
-            {**line, "requestId": f"{request_id}{number}", "identityId": f"n{number}"}
-        )
-        for number in range(5)
-    ]
-    written = journal.with_name("written")
-    written.write_bytes(b"\n".join([*lines, b""]))
-    written.rename(journal)
-
-    for number in range(5):
-        see(child, f"by n{number}")
-    child.send(INTERRUPT)
-    assert end(child) == 0
-
-
-def test_calls_are_followed_as_they_end_until_ctrl_c(start: Start, run: Callable[..., Ran]) -> None:
-    run("call", "work.fail")
-    for _ in range(2):
-        run("call", "work.add", "a=1")
-    child = start("trace", "--follow", "--limit", "2")
-    see(child, "work.add")
-
-    for _ in range(2):
-        run("call", "work.outer")
-        see(child, "work.outer")
-        # Calls before the limit do not appear later.
-        assert "work.fail" not in (child.before or "")
-        see(child, "└── work.add")
-    child.send(INTERRUPT)
-
-    assert end(child) == 0
-
-
-def test_a_nested_call_that_ended_long_before_its_parent_is_followed_once(
-    start: Start, run: Callable[..., Ran], folder: Path
-) -> None:
-    run("call", "work.outer")
-    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
-    nested, outer = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"")
-    child = start("trace", "--follow")
-    see(child, "no calls are recorded")
-
-    with journal.open("ab", buffering=0) as file:
-        file.write(nested)
-        see(child, "work.add")
-        file.write(outer)
-        see(child, "work.outer")
-        file.write(outer.replace(b"work.outer", b"work.later").replace(b'Id":"', b'Id":"x'))
-        see(child, "work.later")
-    assert "work.add" not in (child.before or "")
     child.send(INTERRUPT)
     assert end(child) == 0

@@ -11,7 +11,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import aclosing, contextmanager, nullcontext, suppress
+from contextlib import aclosing, contextmanager, suppress
 from getpass import getpass
 from pathlib import Path
 from time import monotonic, time
@@ -47,7 +47,6 @@ from operations.cli.options import (
     plain,
     styled,
 )
-from operations.config import modified_at
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, SchemaError
@@ -354,9 +353,6 @@ def terminal_channel(
 
 # ------------------------------------------------------------ operations trace
 
-_LOOK_AGAIN = 0.2
-"""Seconds between two checks of a journal with `--follow`."""
-
 
 @command
 async def trace(
@@ -365,7 +361,6 @@ async def trace(
     *,
     limit: Annotated[int, Parameter(alias="-n"), POSITIVE] = 20,
     failed: Annotated[bool, Parameter(negative="")] = False,
-    follow: Annotated[bool, Parameter(alias="-f", negative="")] = False,
     common: Common = DEFAULTS,
 ) -> None:
     """Show recent calls as a tree: caller, operation, nested calls, duration and outcome.
@@ -376,58 +371,33 @@ async def trace(
         operation_id: Show only calls whose root is this operation.
         limit: The number of recorded calls, the newest last.
         failed: Show only calls that failed or have a failed nested call.
-        follow: Keep showing calls as they end, until Ctrl-C.
         common: Options of every command.
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))
-    shown, early, before, is_first = set[str](), set[str](), set[str](), True
-    # Ctrl-C is the normal end of --follow.
-    with suppress(asyncio.CancelledError) if follow else nullcontext():
-        while True:
-            seen = modified_at(path)
-            records = read_journal(path)
-            ids = {each.request_id for each in records}
-            # Forget calls that have left the file. The last look counts too: a file that is being renamed is not read.
-            shown, before = shown & (ids | before), ids
-            roots = [
-                root
-                for root in spans(each for each in records if each.request_id not in shown)
-                if (operation_id is None or root.record.operation_id == operation_id)
-                and (not failed or root.has_failed)
-            ]
-            # A nested call waits for one more look, because its parent usually ends right after it.
-            nested = {root.record.request_id for root in roots if root.record.parent_request_id}
-            held = set[str]() if is_first else nested - early
-            new = [root for root in roots if root.record.request_id not in held]
-            _show(new[-limit:] if is_first else new, screen, many=not follow)
-            if is_first and not new and screen.is_terminal:
-                screen.note(f"no calls are recorded in {path}{' yet' if follow else ''}")
-            if not follow:
-                return
-            for root in new:
-                shown.update(root.request_ids)
-            early, is_first = held, False
-            await asyncio.sleep(_LOOK_AGAIN)
-            while modified_at(path) == seen and not held:  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(_LOOK_AGAIN)
-
-
-def _show(roots: list[Span], screen: Screen, *, many: bool) -> None:
-    if screen.json and many:
-        screen.value([root.to_json() for root in roots])
+    roots = [
+        root
+        for root in spans(read_journal(path))
+        if (operation_id is None or root.record.operation_id == operation_id)
+        and (not failed or root.has_failed)
+    ]
+    if screen.json:
+        screen.value([root.to_json() for root in roots[-limit:]])
         return
-    for root in roots:
-        if screen.json:
-            screen.item(root.to_json())
-            continue
-        caller_id = root.record.identity_id
-        parts = [(f"{local_time(root.record.started_at):%H:%M:%S}  ", "dim"), *_line(root.record)]
-        if caller_id is not None:
-            parts.append((f"  by {caller_id}", "dim"))
-        tree = Tree(styled(*parts), guide_style="dim")
-        _grow(tree, root)
-        screen.show(tree)
+    for root in roots[-limit:]:
+        _show(root, screen)
+    if not roots and screen.is_terminal:
+        screen.note(f"no calls are recorded in {path}")
+
+
+def _show(root: Span, screen: Screen) -> None:
+    caller_id = root.record.identity_id
+    parts = [(f"{local_time(root.record.started_at):%H:%M:%S}  ", "dim"), *_line(root.record)]
+    if caller_id is not None:
+        parts.append((f"  by {caller_id}", "dim"))
+    tree = Tree(styled(*parts), guide_style="dim")
+    _grow(tree, root)
+    screen.show(tree)
 
 
 def _grow(tree: Tree, span: Span) -> None:
