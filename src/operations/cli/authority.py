@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from math import isinf
@@ -30,12 +30,10 @@ from operations.cli.options import (
     command,
     encoded,
     local_time,
-    open_session,
     plain,
 )
 from operations.context import OperationContext
 from operations.errors import OperationsError
-from operations.hub.controls import control_operations, offer_worker_operations
 from operations.hub.journal import recall_ids
 from operations.hub.sources import grants_of, ledgers_of, opened_authority
 
@@ -143,38 +141,19 @@ async def create(
     whose = Identity(subject, scopes) if scopes else subject
     screen = common.screen()
     screen.write(_grants(common).create(whose, limits.holder, **limits.options()))
-    await _report_unmatched(limits, screen, common)
+    _report_unmatched(limits, screen, recall_ids(common.load()))
 
 
-async def _report_unmatched(limits: GrantOptions, screen: Screen, common: Common) -> None:
-    """Warn about patterns that match no operation. Open the sources only if a pattern matches no known id."""
-    file = common.load()
-    if not any(_unmatched(limits, recall_ids(file))):
-        return
-    try:
-        async with open_session(common, screen, file=file) as hub:
-            # A server adds these operations.
-            hub.registry.register_object(hub.registry.authority.approvals, replace=True)
-            hub.registry.register_all(control_operations(hub, is_up=bool), replace=True)
-            offer_worker_operations(hub, is_up=bool)
-            ids = [spec.id for spec in hub.registry.specs()]
-    except Exception as error:  # noqa: BLE001 - the function `setup` may raise any; the grant exists
-        screen.warn(f"the patterns of the grant cannot be compared with operations: {error}")
-        return
+def _report_unmatched(limits: GrantOptions, screen: Screen, ids: Sequence[str]) -> None:
+    """Warn about patterns that match none of the ids from the last time that all sources were open."""
     known = [*ids, *dict.fromkeys(f"{each.rpartition('.')[0]}.*" for each in ids)]
-    for option, pattern in _unmatched(limits, ids):
-        near = suggestion(pattern, known)
-        screen.warn(f"--{option} {pattern} matches no operation at present.{near}")
-
-
-def _unmatched(limits: GrantOptions, ids: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the patterns that match none of these ids, with their options."""
-    known = tuple(ids)
-    for option in ("operations", "calls", "input", "approve"):
+    for option in ("operations", "calls", "input", "approve") if ids else ():
         for each in getattr(limits, option):
             pattern = each.partition("=")[0]
-            if not any(map(pattern_test((pattern,)), known)):
-                yield option, pattern
+            is_of_server = pattern.startswith(("hub.", "approvals."))
+            if not is_of_server and not any(map(pattern_test((pattern,)), ids)):
+                near = suggestion(pattern, known)
+                screen.warn(f"--{option} {pattern} matches no operation at present.{near}")
 
 
 @grant_app.command
