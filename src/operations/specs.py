@@ -220,17 +220,17 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def digest(self) -> str:
         """SHA-256 of the contract: everything but `tags` and `meta`, independent of the order of keys."""
-        wire = self._wire()
+        wire = self.shared_wire()
         wire.pop("tags", None)
         wire.pop("_meta", None)
         return sha256(canonical(wire)).hexdigest()
 
     def to_wire(self) -> JSONObject:
         """Return new JSON builtins with the names of the wire; empty optional fields are omitted."""
-        return cast("JSONObject", msgspec.to_builtins(self._wire()))
+        return cast("JSONObject", msgspec.to_builtins(self.shared_wire()))
 
-    def _wire(self) -> JSONObject:
-        """As `to_wire`, but with the spec's own schema documents instead of copies."""
+    def shared_wire(self) -> JSONObject:
+        """Return `to_wire`, but with the spec's own schema documents instead of copies."""
         wire: JSONObject = {
             "name": self.name,
             "namespace": self.namespace,
@@ -265,12 +265,12 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         try:
             _ENCODER.encode(self)
         except (TypeError, ValueError, RecursionError) as error:
-            to_json(self._wire(), MAX_DOCUMENT_DEPTH)
+            to_json(self.shared_wire(), MAX_DOCUMENT_DEPTH)
             raise JSONValueError(f"is not JSON: {error}") from None
 
     def encode(self) -> bytes:
         """Return the JSON of `to_wire`."""
-        return msgspec.json.encode(self._wire())
+        return msgspec.json.encode(self.shared_wire())
 
     @classmethod
     def from_wire(cls, wire: Any) -> Self:

@@ -147,19 +147,8 @@ def export_spec(spec: OperationSpec) -> JSONObject:
 
     Error schemas are not copied.
     """
-    wire: JSONObject = {
-        "namespace": spec.namespace,
-        "name": spec.name,
-        "version": spec.version,
-        "type": spec.type.value,
-    }
-    if spec.tags:
-        wire["tags"] = list(spec.tags)
-    if spec.error_schemas:
-        wire["errorSchemas"] = [error.to_wire() for error in spec.error_schemas]
-    if spec.idempotent:
-        wire["idempotent"] = True
-    return wire
+    wire = spec.shared_wire()
+    return {key: wire[key] for key in _CARRIED if key in wire}
 
 
 def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
