@@ -39,7 +39,7 @@ def ours(**options: Any) -> Any:
 
     registry = OperationRegistry()
     registry.operation("math.add", type="query")(add)
-    return to_mcp(registry, stateless=STATELESS, json_response=STATELESS).asgi_app(**options)
+    return to_mcp(registry, stateless=STATELESS).asgi_app(**options)
 
 
 def fastmcp() -> Any:

@@ -148,7 +148,7 @@ def mcp_serving(
 
     @asynccontextmanager
     async def entry() -> AsyncGenerator[Send]:
-        app = to_mcp(echo(), stateless=True, json_response=True).asgi_app(lean=lean)
+        app = to_mcp(echo(), stateless=True).asgi_app(lean=lean)
         async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
 
             async def send(text: bytes) -> Any:

@@ -216,18 +216,6 @@ async def test_without_a_session_reports_are_streamed_but_nothing_is_asked() -> 
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
 
 
-async def test_json_responses_only_drop_reports() -> None:
-    jobs = Jobs()
-    jobs.release.set()
-    app = to_mcp(jobs.registry, json_response=True).asgi_app()
-    async with connected(app, capabilities={"elicitation": {}}) as peer:
-        reported = await peer.call("job__report", **token(1))
-        result = await peer.call("job__ask")
-
-    assert reported.json()["result"]["content"][0]["text"] == "done"
-    assert result.json()["result"]["isError"]
-
-
 async def test_a_client_that_prefers_streams_gets_a_stream_from_the_beginning() -> None:
     accept = {"accept": "text/event-stream, application/json"}
     async with connected(to_mcp(example()).asgi_app()) as peer:

@@ -143,11 +143,10 @@ PLAIN: list[tuple[str, JSONObject]] = [
 
 @pytest.mark.parametrize("version", [MODERN, "2025-11-25", "2025-06-18"])
 async def test_the_lean_path_returns_the_error_messages_of_the_sdk(version: str) -> None:
-    stateless: Any = {"stateless": True, "json_response": version != MODERN}
-    server = to_mcp(example(), **stateless)
+    server = to_mcp(example(), stateless=True)
     async with (
         http(server.asgi_app()) as lean,
-        http(to_mcp(example(), **stateless).asgi_app(lean=False)) as sdk,
+        http(to_mcp(example(), stateless=True).asgi_app(lean=False)) as sdk,
     ):
         for method, params in PLAIN:
             request = post(method, params, version)
@@ -429,21 +428,8 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
     assert result["resultType"] == "complete"
 
 
-async def test_a_call_that_takes_long_gets_json_if_the_server_sends_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0)
-    app = to_mcp(example(), json_response=True).asgi_app()
-    async with http(app) as client:
-        request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
-        response = await client.post("/mcp", **request)
-
-    assert response.headers["content-type"] == "application/json"
-
-
 @pytest.mark.requirement("R58")
-@pytest.mark.parametrize("json_response", [True, False])
-async def test_a_response_of_the_sdk_is_refused_if_too_much_is_unread(json_response: bool) -> None:
+async def test_a_response_of_the_sdk_is_refused_if_too_much_is_unread() -> None:
     registry, limits = OperationRegistry(), Limits(output_bytes_per_caller=100_000)
 
     served = {"resource": {"uri": "note://all"}, "tool": True}
@@ -453,7 +439,7 @@ async def test_a_response_of_the_sdk_is_refused_if_too_much_is_unread(json_respo
         await context.progress(1, 2, "half")
         return "x" * 200_000
 
-    app = to_mcp(registry, json_response=json_response, limits=limits).asgi_app()
+    app = to_mcp(registry, limits=limits).asgi_app()
     async with http(app) as client:
         uri = {"uri": "note://all"}
         whole = await client.post("/mcp", **post("resources/read", uri, **{"mcp-name": uri["uri"]}))
@@ -462,11 +448,8 @@ async def test_a_response_of_the_sdk_is_refused_if_too_much_is_unread(json_respo
 
     assert whole.status_code == 429
     assert whole.json()["code"] == "RESOURCE_EXHAUSTED"
-    if json_response:
-        assert streamed.status_code == 429
-    else:
-        last = msgspec.json.decode(streamed.text.rstrip().rpartition("data: ")[2])
-        assert last["error"]["message"].startswith("Too many response bytes")
+    last = msgspec.json.decode(streamed.text.rstrip().rpartition("data: ")[2])
+    assert last["error"]["message"].startswith("Too many response bytes")
 
 
 @pytest.mark.parametrize("lean", [True, False])

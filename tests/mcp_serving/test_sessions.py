@@ -23,7 +23,7 @@ def identify(request: Request) -> Identity | None:
 
 
 def serving(limits: Limits) -> Any:
-    return to_mcp(example(), identify=identify, limits=limits, json_response=True).asgi_app()
+    return to_mcp(example(), identify=identify, limits=limits).asgi_app()
 
 
 async def opened(client: Client, **headers: str) -> Response:
@@ -82,7 +82,7 @@ async def test_the_access_log_has_the_request_id(caplog: pytest.LogCaptureFixtur
     registry = example()
     ids: list[str] = []
     registry.observe(lambda event: ids.append(event.request_id))
-    mcp = to_mcp(registry, stateless=True, json_response=True).asgi_app()
+    mcp = to_mcp(registry, stateless=True).asgi_app()
     client = Client(create_app(registry, mcp=mcp))
     call = {**PING, "method": "tools/call", "params": {"name": "math__add", "arguments": {"a": 1}}}
     with caplog.at_level(logging.INFO, "operations.access"):

@@ -153,10 +153,6 @@ class MCPServerSettings:
     """Serve clients of the 2025 protocol revisions without sessions: no questions, log messages or change
     notifications."""
 
-    json_response: bool = False
-    """Respond to clients of the 2025 protocol revisions with JSON instead of a stream; progress and log messages are
-    then lost."""
-
     session_idle_timeout: Seconds = 30 * 60
     """Seconds after which an idle session ends."""
 

@@ -53,7 +53,6 @@ class HandshakeTransport:
         """The open sessions; none if the server is stateless."""
 
         self._is_stateless = service.settings.stateless
-        self._streams = not service.settings.json_response
         self._lean = lean
         self._stateless = {
             version: Connection.from_envelope(version, None, None)
@@ -64,7 +63,7 @@ class HandshakeTransport:
         """Serve one request; return the response unless it was sent as a stream."""
         method = state.scope["method"]
         allowed = (b"POST",) if self._is_stateless else (b"GET", b"POST", b"DELETE")
-        rejected = rejection(state, allowed, streams=self._streams)
+        rejected = rejection(state, allowed)
         if rejected is not None:
             return rejected
         is_new = SESSION_HEADER not in state.headers
@@ -183,8 +182,8 @@ class HandshakeTransport:
             request_id,
             session,
             progress_token,
-            streams=self._streams,
-            prefers_stream=self._streams and accepted_kinds(state.headers)[2],
+            streams=True,
+            prefers_stream=accepted_kinds(state.headers)[2],
         )
 
     @staticmethod

@@ -173,15 +173,13 @@ class ModernTransport:
     def __init__(self, server: Server[Any], service: Service, *, lean: bool) -> None:
         self._server = server
         self._service = service
-        self._streams = not service.settings.json_response
         self._lean = lean
         self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server.server_info_stamp))}
 
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Serve one request; return the response unless it was sent as a stream."""
         is_stream = state.headers.get(b"mcp-method") == LISTEN
-        streams = self._streams or is_stream
-        rejected = rejection(state, (b"POST",), streams=streams)
+        rejected = rejection(state, (b"POST",))
         if rejected is not None:
             return rejected
         plain = self._find(state, body) if self._lean else None
@@ -200,7 +198,7 @@ class ModernTransport:
                 return accepted_reply()
             return failure(400, refused.message, code=refused.code, data=refused.data)
         token = progress_token_from_params(message.get("params"))
-        options: Any = {"streams": streams, "stamp": self._stamp}
+        options: Any = {"streams": True, "stamp": self._stamp}
         exchange = Exchange(state, message["id"], None, token, **options)
         ending = state.front.open_streams.watching(exchange.end, is_idle=True)
         with ending if is_stream else nullcontext():
@@ -267,8 +265,7 @@ class ModernTransport:
         sent = decode_meta(body, request, service)
         caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
         is_call = request.method == "tools/call"
-        streams = self._streams and is_call
-        exchange = Exchange(state, request.id, streams=streams, stamp=self._stamp)
+        exchange = Exchange(state, request.id, streams=is_call, stamp=self._stamp)
         if is_call and capabilities and can_answer(capabilities):
             what = (SILENT, "tools/call", NOTHING, params.name, params.arguments or {})
             return await exchange.serve(service.run_interactive(caller, service.call_tool, *what))
@@ -313,7 +310,7 @@ def is_handshake_version(headers: Mapping[bytes, bytes]) -> bool:
     return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
 
-def rejection(state: RequestState, allowed: tuple[bytes, ...], *, streams: bool) -> Reply | None:
+def rejection(state: RequestState, allowed: tuple[bytes, ...]) -> Reply | None:
     """Return the error response to a request whose method or headers are not supported."""
     method, headers = state.scope["method"], state.headers
     if method.encode() not in allowed:
@@ -323,8 +320,8 @@ def rejection(state: RequestState, allowed: tuple[bytes, ...], *, streams: bool)
         return failure(406, "Not Acceptable: Client must accept text/event-stream")
     if method != "POST":
         return None
-    if not accepts_json or (streams and not accepts_stream):
-        kinds = "both application/json and text/event-stream" if streams else "application/json"
+    if not accepts_json or not accepts_stream:
+        kinds = "both application/json and text/event-stream"
         return failure(406, f"Not Acceptable: Client must accept {kinds}")
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
