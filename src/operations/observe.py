@@ -369,6 +369,15 @@ class Span(NamedTuple):
         """Whether the call or a nested call failed."""
         return self.record.outcome != _SUCCESS or any(call.has_failed for call in self.calls)
 
+    def lines(self) -> Iterator[str]:
+        """Yield the call and its nested calls as the lines of a tree."""
+        yield _line(self.record)
+        for number, call in enumerate(self.calls, 1):
+            first, *rest = call.lines()
+            is_last = number == len(self.calls)
+            yield ("└─ " if is_last else "├─ ") + first
+            yield from (("   " if is_last else "│  ") + line for line in rest)
+
     def to_json(self) -> JSONObject:
         """Return the span as JSON, for scripts."""
         record: JSONObject = msgspec.to_builtins(self.record)
@@ -394,16 +403,7 @@ def spans(records: Iterable[CallRecord]) -> list[Span]:
 
 def render_tree(records: Iterable[CallRecord]) -> str:
     """Return calls as a tree: each below the call it was part of, in the order they started."""
-    lines: list[str] = []
-
-    def add(span: Span, head: str, tail: str) -> None:
-        lines.append(head + _line(span.record))
-        for left, call in zip(reversed(range(len(span.calls))), span.calls, strict=True):
-            add(call, tail + ("├─ " if left else "└─ "), tail + ("│  " if left else "   "))
-
-    for root in spans(records):
-        add(root, "", "")
-    return "\n".join(lines)
+    return "\n".join(line for root in spans(records) for line in root.lines())
 
 
 def _line(record: CallRecord) -> str:

@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import CycloptsError, Parameter
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-from rich.tree import Tree
 
 from operations._json import is_object
 from operations._pipeline.streams import Subscription
@@ -54,7 +53,7 @@ from operations.front.limits import call_seconds, caller_key
 from operations.front.public_errors import public_error
 from operations.hub.hub import SourceFilter
 from operations.hub.journal import journal_path, read_journal
-from operations.observe import CallRecord, Span, spans
+from operations.observe import spans
 from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.specs import OperationType
@@ -385,34 +384,11 @@ async def trace(
         screen.value([root.to_json() for root in roots[-limit:]])
         return
     for root in roots[-limit:]:
-        _show(root, screen)
+        first, *nested = root.lines()
+        began, caller_id = local_time(root.record.started_at), root.record.identity_id
+        by = "" if caller_id is None else f"  by {caller_id}"
+        screen.line((f"{began:%H:%M:%S}  ", "dim"), (first, ""), (by, "dim"))
+        for line in nested:
+            screen.line((line, ""))
     if not roots and screen.is_terminal:
         screen.note(f"no calls are recorded in {path}")
-
-
-def _show(root: Span, screen: Screen) -> None:
-    caller_id = root.record.identity_id
-    parts = [(f"{local_time(root.record.started_at):%H:%M:%S}  ", "dim"), *_line(root.record)]
-    if caller_id is not None:
-        parts.append((f"  by {caller_id}", "dim"))
-    tree = Tree(styled(*parts), guide_style="dim")
-    _grow(tree, root)
-    screen.show(tree)
-
-
-def _grow(tree: Tree, span: Span) -> None:
-    for call in span.calls:
-        _grow(tree.add(styled(*_line(call.record))), call)
-
-
-def _line(record: CallRecord) -> list[tuple[str, str]]:
-    parts = [(record.operation_id, "bold")]
-    if record.duration is not None:
-        parts.append((f"  {record.duration * 1000:.1f} ms", "cyan"))
-    if record.items:
-        parts.append((f"  {counted(record.items, 'item')}", "cyan"))
-    if record.outcome != "success":
-        parts.append((f"  {record.outcome}", "red"))
-    if record.abandoned:
-        parts.append(("  abandoned", "yellow"))
-    return parts
