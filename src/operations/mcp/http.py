@@ -41,8 +41,8 @@ from operations.mcp.repairs import Repairs
 from operations.mcp.session import (
     CONNECT_SECONDS,
     EVENT_END,
-    HANDOVER,
     READ_SECONDS,
+    OpenStream,
     PlainCalls,
     tls_context,
 )
@@ -193,10 +193,9 @@ class _Client(httpx2.AsyncClient):
             request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
         if request.method != "POST":
             return await super().send(request, **options)
-        begun = request.headers.pop(HANDOVER, None)
-        if begun is not None:
-            return self._begun(begun, request)
         sent = _decode_sent(request.content)
+        if self.plain is not None and sent.method and self.plain.has_sent(sent.id):
+            return self._begun(self.plain.take(sent.id), request)
         self._repairs.sent(sent.method, sent.id)
         response = await self._post(request, **options)
         if self._report is None or response.status_code < 400:
@@ -204,9 +203,8 @@ class _Client(httpx2.AsyncClient):
         await self._report(request, response)
         return httpx2.Response(202, request=request)
 
-    def _begun(self, key: str, request: httpx2.Request) -> httpx2.Response:
+    def _begun(self, stream: OpenStream | None, request: httpx2.Request) -> httpx2.Response:
         """Return the response of a request that was sent as a plain call."""
-        stream = None if self.plain is None else self.plain.take(key)
         if stream is None:
             return _answer(request, "lost", "broke the connection off")
         events = _BoundedEvents(stream, self._config, self._repairs)

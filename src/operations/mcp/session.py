@@ -53,9 +53,6 @@ def tls_context() -> ssl.SSLContext:
 METHODS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
 """The methods of plain calls."""
 
-HANDOVER: Final = "operations-handover"
-"""A header with the key of a stream that the SDK should read; it is never sent to a server."""
-
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 300.0
 """The longest time in seconds between two bytes. Open streams send at least a comment in this time, or are reopened."""
@@ -64,7 +61,7 @@ _END_SECONDS: Final = 1.0
 """Seconds that a server has to end a stream after its result."""
 
 _FIRST_ID: Final = 1_000_000_001
-"""Higher than any request id of the SDK in the same session."""
+"""Higher than any request id of the SDK in the same session, so that the id of a request shows who sent it."""
 
 EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
@@ -82,7 +79,6 @@ class _Response(aiohttp.ClientResponse):
 class OpenStream(httpx2.AsyncByteStream):
     """An event stream that the SDK should read. Its bytes begin with those that were already read."""
 
-    key: str
     received: bytes
     response: aiohttp.ClientResponse
 
@@ -145,7 +141,7 @@ class PlainCalls:
             response_class=_Response,
         )
         self._ids = count(_FIRST_ID)
-        self._streams: dict[str, OpenStream] = {}
+        self._streams: dict[RequestId, OpenStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
         self.session_id: str | None = None
@@ -169,9 +165,13 @@ class PlainCalls:
         """Return the id of a new request."""
         return next(self._ids)
 
-    def take(self, key: str) -> OpenStream | None:
-        """Return a stream that the SDK should read, and remove it."""
-        return self._streams.pop(key, None)
+    def has_sent(self, request_id: Any) -> bool:
+        """Return whether a request was sent as a plain call, so that the SDK must not send it again."""
+        return isinstance(request_id, int) and request_id >= _FIRST_ID
+
+    def take(self, request_id: RequestId) -> OpenStream | None:
+        """Return the stream of a request that the SDK should read, and remove it."""
+        return self._streams.pop(request_id, None)
 
     async def post(
         self, request_id: int, method: str, params: JSONObject, headers: Mapping[str, str]
@@ -281,8 +281,7 @@ class PlainCalls:
     def _handed_over(
         self, request_id: int, received: bytes, response: aiohttp.ClientResponse
     ) -> OpenStream:
-        stream = OpenStream(str(request_id), received, response)
-        self._streams[stream.key] = stream
+        stream = self._streams[request_id] = OpenStream(received, response)
         return stream
 
     def _result(self, request_id: int, body: bytes) -> JSONObject:
@@ -392,7 +391,6 @@ class RelaySession(NegotiatingSession):
             if isinstance(outcome, dict):
                 return outcome
             options["request_id"] = request_id
-            options["headers"] = {**headers, HANDOVER: outcome.key}
         if on_progress is not None:
             options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
         try:
@@ -400,14 +398,11 @@ class RelaySession(NegotiatingSession):
         finally:
             handed_over = options.get("request_id")
             if plain is not None and handed_over is not None:
-                self._close_unread(plain, handed_over)
-
-    def _close_unread(self, plain: PlainCalls, request_id: RequestId) -> None:
-        """Close the stream of a request that was cancelled before the SDK began to read it."""
-        stream = plain.take(str(request_id))
-        if stream is not None:
-            stream.response.close()
-            self._cancel(request_id)
+                unread = plain.take(handed_over)
+                if unread is not None:
+                    # The request was cancelled before the SDK began to read it.
+                    unread.response.close()
+                    self._cancel(handed_over)
 
     def _cancel(self, request_id: RequestId) -> None:
         """Cancel a request at a server before 2026-07-28; for newer servers, closing the connection cancels it."""
