@@ -269,6 +269,27 @@ def test_json_is_sent_in_the_charset_of_its_content_type(
     assert written(kind, value) == Payload(content, content_type or kind)
 
 
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("charset", "content", "is_kept"),
+    [
+        ("latin-1", b"%E9=%E9+%26&list=%E9&list=x", True),
+        ("utf-8", b"%C3%A9=%C3%A9+%26&list=%C3%A9&list=x", True),
+        ("ascii", b"%C3%A9=%C3%A9+%26&list=%C3%A9&list=x", False),
+        ("utf-16", b"%C3%A9=%C3%A9+%26&list=%C3%A9&list=x", False),
+        ("unknown", b"%C3%A9=%C3%A9+%26&list=%C3%A9&list=x", False),
+    ],
+)
+def test_a_form_is_sent_in_the_charset_of_its_content_type(
+    charset: str, content: bytes, is_kept: bool
+) -> None:
+    kind = f"{FORM}; charset={charset}"
+    sent = written(kind, {"é": "é &", "list": ["é", "x"]})
+    assert sent == Payload(content, kind if is_kept else FORM)
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "content"),
     [

@@ -14,7 +14,9 @@ import binascii
 import json
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote_plus
@@ -437,7 +439,7 @@ def write_body(
     if media.is_multipart(kind):
         return write_multipart(chosen, value, converter, part_headers)
     if media.is_form(kind):
-        return Payload(_form(chosen, value, converter).encode(), kind)
+        return _encoded_form(chosen, value, converter)
     if is_bytes:
         upload = upload_of(value, "body", converter.files_root)
         own_type = upload.content_type if upload is not None else ""
@@ -507,16 +509,29 @@ def whole_query(parameter: Parameter, value: Any, converter: SchemaConverter) ->
     return _form(form, value, converter)
 
 
-def _form(chosen: Media, value: Any, converter: SchemaConverter) -> str:
+def _encoded_form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
+    """Return a form in the charset of its media type; in UTF-8 if the charset is unknown or lacks a character."""
+    kind = chosen.media_type
+    charset = media.parameter_of(kind, "charset") or "utf-8"
+    # Like browsers, only use charsets that contain ASCII.
+    with suppress(LookupError, ValueError):
+        if "=".encode(charset) == b"=":
+            return Payload(_form(chosen, value, converter, charset).encode(), kind)
+    return Payload(_form(chosen, value, converter).encode(), media.without_charset(kind))
+
+
+def _form(chosen: Media, value: Any, converter: SchemaConverter, charset: str = "utf-8") -> str:
+    """Return a form, percent-encoded; a charset without a character raises `UnicodeError`."""
     if isinstance(value, str):
         return value
+    plus = partial(quote_plus, encoding=charset, errors="strict")
     pairs: list[str] = []
     for name, item in fields_of(value, chosen, converter).items():
         schema = converter.field(converter.property(chosen.schema, name), item)
         if item is not None and converter.holds_files(schema, item):
             # A form cannot express a file's name and type, so only its content is sent.
             files = [upload_of(each, name) for each in (item if is_list(item) else [item])]
-            pairs += [f"{quote_plus(name)}={quote_plus(file.read(name))}" for file in files if file]
+            pairs += [f"{plus(name)}={quote_plus(file.read(name))}" for file in files if file]
             continue
         encoding = object_of(chosen.encoding.get(name))
         styled = style_of(encoding)
@@ -524,9 +539,10 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> str:
             styled = ("form", True)
         if styled is not None:
             style, explode = styled
-            encode = percent_reserved if encoding.get("allowReserved") is True else quote_plus
+            reserved = partial(percent_reserved, encoding=charset)
+            encode = reserved if encoding.get("allowReserved") is True else plus
             pairs += form_pairs(name, item, style=style, explode=explode, encode=encode)
         else:
             text = content_text(item, JSON) if is_json_part(encoding) else text_of_value(item)
-            pairs.append(f"{quote_plus(name)}={quote_plus(text)}")
+            pairs.append(f"{plus(name)}={plus(text)}")
     return "&".join(pairs)

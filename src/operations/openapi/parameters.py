@@ -160,9 +160,11 @@ def percent(text: str) -> str:
     return quote(text, safe="-._~")
 
 
-def percent_reserved(text: str, kept: str = _RESERVED_KEPT) -> str:
+def percent_reserved(text: str, kept: str = _RESERVED_KEPT, encoding: str = "utf-8") -> str:
     """Return `text` with reserved characters and percent-encoded triples unchanged, for `allowReserved`."""
-    return quote(_NO_TRIPLE.sub("%25", text), safe="-._~%" + kept)
+    return quote(
+        _NO_TRIPLE.sub("%25", text), safe="-._~%" + kept, encoding=encoding, errors="strict"
+    )
 
 
 def _percent_path(text: str) -> str:
