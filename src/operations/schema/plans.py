@@ -31,11 +31,6 @@ class Facet(msgspec.Struct, frozen=True, gc=False):
     keywords: JSONObject
 
 
-def names_in(facets: tuple[Facet, ...], keyword: str) -> list[str]:
-    """Return the property names that any of the schemas has under `keyword`."""
-    return [name for facet in facets for name in facet.keywords.get(keyword, ())]
-
-
 def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
     """Return the values that every `const` and `enum` allows."""
     allowed: list[Any] | None = None
@@ -89,9 +84,6 @@ _USED = frozenset({
 })  # fmt: skip
 _MAX_NAMES = 1_000
 """How many plans of undeclared properties are cached."""
-
-_FEW = 4
-"""Plans with at most this many schemas have no index, which would take longer than a search."""
 
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords for undeclared properties."""
@@ -319,7 +311,7 @@ class Plan:
         self.default = next(
             (f.keywords["default"] for f in reversed(facets) if "default" in f.keywords), MISSING
         )
-        self.required = dict.fromkeys(names_in(facets, "required"))
+        self.required = dict.fromkeys(n for f in facets for n in f.keywords.get("required", ()))
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
@@ -421,8 +413,13 @@ class Plan:
     @cached_property
     def fields(self) -> dict[str, FieldPlan]:
         """The properties known by name."""
-        names = dict.fromkeys((*names_in(self.facets, "properties"), *self.required))
-        return {name: self.field(name) for name in names}
+        declared: dict[str, list[Facet]] = {}
+        for facet in self.facets:
+            for name in facet.keywords.get("properties", ()):
+                declared.setdefault(name, []).append(facet)
+        for name in self.required:
+            declared.setdefault(name, [])
+        return {name: self._field(name, facets) for name, facets in declared.items()}
 
     @cached_property
     def fillable(self) -> list[tuple[str, "Plan"]]:
@@ -435,24 +432,13 @@ class Plan:
         """The plans of properties by name; None for a property that is stripped."""
         return _Children(self)
 
-    def _declaring(self, name: str) -> list[Facet]:
-        """Return the schemas that declare a property. Only long lists have an index: most plans have one schema."""
-        if len(self.facets) <= _FEW:
-            return [each for each in self.facets if name in each.keywords.get("properties", ())]
-        return self._by_name.get(name, [])
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[Facet]]:
-        found: dict[str, list[Facet]] = {}
-        for facet in self.facets:
-            for name in facet.keywords.get("properties", ()):
-                found.setdefault(name, []).append(facet)
-        return found
-
     def field(self, name: str) -> FieldPlan:
         """Return the schemas of the property `name`."""
+        return self.fields.get(name) or self._field(name, [])
+
+    def _field(self, name: str, declaring: list[Facet]) -> FieldPlan:
         at = self._planner.document.at
-        sites = [at(facet.site, "properties", name) for facet in self._declaring(name)]
+        sites = [at(facet.site, "properties", name) for facet in declaring]
         needed = name in self.required or name in self.asked
         known = self.opaque or self.is_map or needed or bool(sites)
         forbidden = any(site.schema is False for site in sites)
@@ -557,11 +543,9 @@ class _Children(dict[str, Plan | None]):
 
     def __missing__(self, name: str) -> Plan | None:
         plan = self._plan
-        field = plan.fields.get(name)
-        if field is None:
-            if not plan.keeps_unnamed:
-                return None
-            field = plan.field(name)
+        if name not in plan.fields and not plan.keeps_unnamed:
+            return None
+        field = plan.field(name)
         found = plan.part(field.sites) if field.kept else None
         if name in plan.fields or len(self) < _MAX_NAMES:
             self[name] = found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, cast
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -77,7 +77,7 @@ class QueryArguments:
     def __init__(self, schema: Schema) -> None:
         document = schema.document
         self._root = document if isinstance(document, dict) else {}
-        self.is_whole = not _is_plain(document, self._root)
+        self.is_whole = not _is_plain(document)
         self.parameters = self._whole(schema) if self.is_whole else self._properties()
         self._by_name = {parameter.name: parameter for parameter in self.parameters}
         self._nulls = {each.name: None for each in self.parameters if each.is_null_if_absent}
@@ -167,20 +167,12 @@ class QueryArguments:
         return choose
 
 
-_PLAIN_OBJECT: Final = frozenset({
-    "$defs", "additionalProperties", "description", "properties", "required", "title", "type",
-})  # fmt: skip
-"""Keywords of simple schemas, for which `type` and `required` decide whether an empty object is valid."""
-
-
 def may_be_empty(schema: Schema) -> bool:
     """Return whether a call without input can be valid."""
     document = schema.document
-    if not isinstance(document, bool) and document.keys() <= _PLAIN_OBJECT:
-        # A cheap check first, without compiling the definitions of a large API.
-        kind, required = document.get("type"), document.get("required", [])
-        if kind == "object" and isinstance(required, list):
-            return not required
+    if _is_plain(document):
+        # Compiling the definitions of a large API takes long.
+        return not _followed(document, document).get("required")
     try:
         return schema.check(None) or schema.check({})
     except SchemaError:
@@ -205,17 +197,18 @@ def _json(text: str) -> Any:
         return text
 
 
-def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
+def _is_plain(document: JSONSchema) -> bool:
     """Return whether an input schema is a simple object with properties."""
     if isinstance(document, bool):
         return document
-    schema, kind = _followed(root, root), _followed(root, root).get("type", "object")
-    return all(key in _PLAIN or key.startswith("x-") for key in (*root, *schema)) and (
+    schema = _followed(document, document)
+    kind = schema.get("type", "object")
+    return all(key in _PLAIN or key.startswith("x-") for key in (*document, *schema)) and (
         kind == "object" or (isinstance(kind, list) and "object" in kind)
     )
 
 
-def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
+def _followed(schema: JSONSchema, root: JSONSchema) -> JSONObject:
     """Return the target of a chain of references; empty if it cannot be resolved."""
     found, _ = followed(schema, root)
     return {} if "$ref" in found else found

@@ -301,26 +301,6 @@ class Definitions:
             return False
         return item.get(mark) is True or ("$ref" in item and self.resolve(item).get(mark) is True)
 
-    def allows_null(self, schema: Any, depth: int = 10) -> bool:
-        """Return whether `schema` allows null."""
-        node = self.resolve(schema)
-        if node.get("nullable") is True or object_of(schema).get("nullable") is True or depth == 0:
-            return True
-        kind = node.get("type")
-        if kind is not None and kind != "null" and "null" not in list_of(kind):
-            return False
-        if "const" in node and node["const"] is not None:
-            return False
-        if is_list(node.get("enum")) and None not in node["enum"]:
-            return False
-        if not all(self.allows_null(part, depth - 1) for part in list_of(node.get("allOf"))):
-            return False
-        return all(
-            any(self.allows_null(member, depth - 1) for member in list_of(node[union]))
-            for union in ("anyOf", "oneOf")
-            if list_of(node.get(union))
-        )
-
     def allows_boolean(self, schema: Any, value: bool) -> bool:
         """Return whether `schema` describes a boolean, or null, and allows `value`."""
         node = self.resolve(schema)

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from operations._json import (
     MAX_DEPTH,
     JSONValueError,
@@ -19,7 +17,7 @@ from operations._json import (
     text_of,
     to_json,
 )
-from operations.schema.values import has_type
+from operations.schema.values import conversions, has_type
 from operations.types import JSONObject, JSONSchema
 
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
@@ -207,27 +205,13 @@ def repair_enum(out: JSONObject) -> None:
             out["items"] = items = {**items, "enum": values}
             repair_enum(items)
         return
-    converted = [_in_type(value, kinds) for value in others]
+    converted = [next(conversions(value, tuple(kinds)), None) for value in others]
     if len(others) == len(values) and None in converted:
         del out["enum"]
         out["examples"] = values
     else:
         out["enum"] = [*values, *(value for value in converted if value is not None)]
     out["type"] = list(dict.fromkeys([*kinds, *(kind_of(value) for value in others)]))
-
-
-def _in_type(value: Any, kinds: list[str]) -> Any:
-    """Return `value` converted to one of the types `kinds`; None if there is no equivalent."""
-    written = value if type(value) is str else msgspec.json.encode(value).decode()
-    for kind in kinds:
-        if kind == "string" and not isinstance(value, (dict, list)):
-            return written
-        if kind == "boolean" and written in {"true", "false"}:
-            return written == "true"
-        number = number_of(written) if kind in {"integer", "number"} else None
-        if number is not None and (kind == "number" or number == int(number)):
-            return number
-    return None
 
 
 def closed_object(properties: JSONObject, required: list[str]) -> JSONObject:

@@ -11,7 +11,9 @@ Rule 3: a schema that accepts no value because its parts contradict each other i
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -41,7 +43,13 @@ from operations.openapi.reading.keywords import (
 )
 from operations.openapi.reading.subtypes import UNIONS
 from operations.schema.compiling import drop_invalid_patterns
-from operations.schema.references import APPLIED, VARIANTS, subschemas
+from operations.schema.references import (
+    ALL_TYPES,
+    APPLIED,
+    VARIANTS,
+    possible_types,
+    subschemas,
+)
 from operations.types import JSONObject, JSONSchema
 
 MAX_DEPTH = 100
@@ -94,6 +102,8 @@ _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 __all__ = ["Direction", "SchemaConverter", "SchemaDraft"]
+
+_NOT_NULL = ALL_TYPES - {"null"} | {"integer"}
 
 MAX_SUBTYPES = 64
 """The largest number of subtypes in a union; a base with more subtypes allows additional properties instead."""
@@ -317,19 +327,19 @@ def _applied(schema: Any) -> Iterator[str]:
 def _on_cycles(edges: dict[Definition, set[Definition]]) -> list[Definition]:
     """Return the definitions on cycles, and on paths between cycles: the others are removed from both ends."""
     for _ in range(2):
-        left = {each: len(targets) for each, targets in edges.items()}
-        backward: dict[Definition, set[Definition]] = {each: set() for each in edges}
-        for each, targets in edges.items():
-            for target in targets:
+        order, left = TopologicalSorter(edges), set(edges)
+        with suppress(CycleError):
+            order.prepare()
+        while ready := order.get_ready():
+            left.difference_update(ready)
+            order.done(*ready)
+        backward: dict[Definition, set[Definition]] = {
+            each: set() for each in edges if each in left
+        }
+        for each in backward:
+            for target in edges[each] & left:
                 backward[target].add(each)
-        ends = [each for each, count in left.items() if not count]
-        for end in ends:
-            del left[end]
-            for each in backward[end]:
-                left[each] -= 1
-                if not left[each]:
-                    ends.append(each)
-        edges = {each: backward[each] & left.keys() for each in left}
+        edges = backward
     return list(edges)
 
 
@@ -339,6 +349,16 @@ class SchemaConverter(Definitions):
     def draft(self, direction: Direction) -> SchemaDraft:
         """Return an empty document, to which several schemas can be added."""
         return SchemaDraft(self, direction)
+
+    def allows_null(self, schema: Any) -> bool:
+        """Return whether `schema` allows null."""
+        node = self.resolve(schema)
+        is_marked = "nullable" in node or "nullable" in object_of(schema)
+        if type(node.get("type")) is str and node["type"] in _NOT_NULL and not is_marked:
+            return False  # most schemas, without a conversion
+        draft = self.draft(Direction.REQUEST)
+        document = draft.close({"allOf": [draft.convert(schema)]})
+        return "null" in possible_types(document, document)
 
     def convert(self, definition: Definition) -> JSONSchema:
         """Return the schema of a definition, converted once."""

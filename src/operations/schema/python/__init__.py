@@ -50,8 +50,6 @@ from operations.schema.python.records import (
 )
 from operations.schema.python.shapes import (
     NOTHING,
-    AnnotatedShape,
-    CheckedShape,
     CollectedDefs,
     ConversionError,
     Converter,
@@ -60,6 +58,7 @@ from operations.schema.python.shapes import (
     Kinds,
     Mode,
     Named,
+    Refined,
     Scalar,
     Shape,
     Unknown,
@@ -273,9 +272,7 @@ class _Reader:
             return Foreign(Annotated[core, *metadata])
         notes = Notes(metadata)
         shape = self._shape(core, notes)
-        if notes.bounds or notes.predicates:
-            shape = CheckedShape(shape, notes.bounds, tuple(notes.predicates))
-        return AnnotatedShape(shape, notes.words) if notes.words else shape
+        return Refined(shape, notes) if notes.checks or notes.words else shape
 
     def _shape(self, core: Any, notes: Notes) -> Shape:
         origin = origin_of(core)
@@ -401,7 +398,9 @@ class _Reader:
         """Return the shape of the keys of a mapping, which are always strings in JSON."""
         shape = self.read(annotation)
         target = shape
-        while isinstance(target, (Named, AnnotatedShape)):
+        while isinstance(target, Named) or (
+            isinstance(target, Refined) and not target.notes.checks
+        ):
             target = target.target if isinstance(target, Named) else target.shape
         if isinstance(target, Unknown) or (
             isinstance(target, Scalar) and target.annotation is str and target.convert is None

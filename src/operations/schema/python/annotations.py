@@ -101,6 +101,11 @@ class Notes:
         if isinstance(note, msgspec.Meta) and note.extra_json_schema:
             self.words.update(note.extra_json_schema)
 
+    @property
+    def checks(self) -> bool:
+        """Whether typed values must be checked."""
+        return bool(self.bounds or self.predicates)
+
     def compare_typed_values(self) -> None:
         """Check the bounds of typed values, because their JSON form is text."""
         for name in _BOUNDS:

@@ -18,6 +18,7 @@ from operations._json import JSON_TYPES, is_list, is_object, pointer
 from operations._text import numbered_name
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue
+from operations.schema.python.annotations import Notes
 from operations.schema.values import identity
 from operations.types import JSONObject
 
@@ -271,11 +272,11 @@ def to_float(value: Any) -> float:
     return number
 
 
-class AnnotatedShape(msgspec.Struct, frozen=True, eq=False):
-    """A shape with annotations: title, description, examples."""
+class Refined(msgspec.Struct, frozen=True, eq=False):
+    """A shape with the metadata of `Annotated` that is not part of its type."""
 
     shape: Shape
-    words: JSONObject
+    notes: Notes
 
     @property
     def kinds(self) -> Kinds:
@@ -284,46 +285,26 @@ class AnnotatedShape(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def exact(self) -> Kinds:
-        """The exact kinds of the shape."""
-        return self.shape.exact
+        """The exact kinds of the shape; none if typed values are checked."""
+        return NOTHING if self.notes.checks else self.shape.exact
 
     def schema(self, definitions: CollectedDefs) -> JSONObject:
-        """Return the schema of the shape, with the annotations."""
-        return {**self.shape.schema(definitions), **self.words}
+        """Return the schema of the shape, with title, description and examples."""
+        return {**self.shape.schema(definitions), **self.notes.words}
 
     def converter(self) -> Converter | None:
-        """Return the converter of the shape."""
-        return self.shape.converter()
-
-
-class CheckedShape(msgspec.Struct, frozen=True, eq=False):
-    """A shape whose typed values meet conditions that JSON Schema cannot express."""
-
-    shape: Shape
-    bounds: JSONObject
-    predicates: tuple[Callable[[Any], Any], ...]
-    exact: Kinds = NOTHING
-
-    @property
-    def kinds(self) -> Kinds:
-        """The kinds of the shape."""
-        return self.shape.kinds
-
-    def schema(self, definitions: CollectedDefs) -> JSONObject:
-        """Return the schema of the shape."""
-        return self.shape.schema(definitions)
-
-    def converter(self) -> Converter:
-        """Return a converter that checks the converted value; `None` has no bounds."""
+        """Return a converter that also checks the typed value; `None` has no bounds."""
         convert = self.shape.converter()
+        if not self.notes.checks:
+            return convert
         return lambda value: attempt(self._checked, value if convert is None else convert(value))
 
     def _checked(self, value: Any) -> Any:
-        for name, bound in self.bounds.items():
+        for name, bound in self.notes.bounds.items():
             meets, words = _COMPARISONS[name]
             if value is not None and not meets(value, bound):
                 raise ConversionError(f"{value} is not {words} {bound}")
-        for predicate in self.predicates:
+        for predicate in self.notes.predicates:
             if not predicate(value):
                 name = getattr(predicate, "__name__", repr(predicate))
                 raise ConversionError(f"it does not meet the condition {name}")
