@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request
 
 from msgspec import structs
@@ -198,6 +199,8 @@ class _Published:
             self._take(await asyncio.to_thread(read_object, request, _FETCH_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever the issuer sent is not an error of the token
             logger.warning("cannot fetch the keys of an issuer: %r", error)
+            if isinstance(error, HTTPError):
+                error.close()
             self._is_unreachable = True
         else:
             self._is_unreachable = False
