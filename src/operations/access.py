@@ -25,11 +25,11 @@ from msgspec import Meta, Struct
 from msgspec.json import decode, encode
 from msgspec.structs import force_setattr, replace
 
-from operations._json import object_of
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import from_schema
+from operations.schema.casting import omits, with_defaults
 from operations.types import TABLE, JSONObject, Seconds
 
 # ------------------------------------------------------------ grants
@@ -137,6 +137,10 @@ class Subject(_TokenPart, frozen=True, kw_only=True):
 
     origin: GrantOrigin | None = None
     """Set if a hub minted the grant for a call."""
+
+
+Complete: TypeAlias = Callable[[Any], Any]
+"""Returns an input with the defaults of everything that it omits; the input itself if there are none."""
 
 
 class Rules(Struct, frozen=True):
@@ -258,20 +262,20 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def accepts(self, operation_id: str, value: Any, defaults: JSONObject) -> bool:
+    def accepts(self, operation_id: str, value: Any, complete: Complete) -> bool:
         """Return whether every block covers an operation with this input. Never raises."""
         try:
             rules = self.rules(operation_id)
-            return rules.is_covered and all(check(value, defaults) for check in rules.accepts)
+            return rules.is_covered and all(check(value, complete) for check in rules.accepts)
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def is_enough(self, operation_id: str, value: Any, defaults: JSONObject) -> bool:
+    def is_enough(self, operation_id: str, value: Any, complete: Complete) -> bool:
         """Return whether a call is allowed, and the grant requires no further step for it."""
         return (
             not self.is_limited
             and self.origin is None
-            and self.accepts(operation_id, value, defaults)
+            and self.accepts(operation_id, value, complete)
             and (self.issuer is None or self.issuer.is_valid(self))
         )
 
@@ -308,29 +312,23 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
-InputCheck: TypeAlias = Callable[[Any, JSONObject], bool]
-"""Returns whether a schema accepts an input, whose parameters have these defaults."""
+InputCheck: TypeAlias = Callable[[Any, Complete], bool]
+"""Returns whether a schema accepts an input, also with its defaults."""
 
 
 def _input_check(schema: JSONObject | bool) -> InputCheck:
-    accepts, named = from_schema(schema).compile().accepts, _restricted(schema)
+    accepts = from_schema(schema).compile().accepts
 
-    def check(value: Any, defaults: JSONObject) -> bool:
+    def check(value: Any, complete: Complete) -> bool:
         if not accepts(value):
             return False
-        # The handler uses the default of a parameter that the caller omits.
-        omitted = {name: defaults[name] for name in named if name in defaults and name not in value}
-        return not omitted or accepts({**value, **omitted})
+        if not omits(value, schema):
+            return True
+        # The handler uses the default of a parameter or property that the caller omits.
+        filled = complete(value)
+        return filled is value or accepts(with_defaults(value, filled, schema))
 
     return check
-
-
-def _restricted(schema: Any) -> set[str]:
-    """Return the names of the properties that a schema restricts."""
-    schema = object_of(schema)
-    parts = [schema[key] for key in ("not", "if", "then", "else") if key in schema]
-    parts += [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key, ())]
-    return set(schema.get("properties", ())).union(*map(_restricted, parts))
 
 
 # ------------------------------------------------------------ identities and requirements
@@ -482,13 +480,13 @@ class ApprovalRule:
     """Ask the caller itself to confirm the call, if the entry point can (MCP elicitation, terminal). This is a
     confirmation, not an approval by another person."""
 
-    def applies(self, value: Any, defaults: JSONObject) -> bool:
+    def applies(self, value: Any, complete: Complete) -> bool:
         """Return whether a call with this input needs approval; True if the check fails."""
         if self.when is None:
             return True
         try:
             applies = _compiled(encode(self.when))
-            return bool(applies(value) or (defaults and applies({**defaults, **value})))
+            return bool(applies(value) or applies(complete(value)))
         except Exception:  # noqa: BLE001 - fail closed
             return True
 

@@ -37,6 +37,7 @@ from operations._json import (
     MAX_DOCUMENT_VALUES,
     JSONValueError,
     canonical,
+    is_object,
     object_of,
     to_json,
 )
@@ -210,12 +211,14 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """Whether a call that may have run can safely be run again."""
         return self.idempotent or self.type is OperationType.QUERY
 
-    @property
-    def defaults(self) -> JSONObject:
-        """The defaults of the parameters, according to the schema of the input."""
+    def completed(self, value: Any) -> Any:
+        """Return a valid input with the declared defaults of the parameters and properties that it omits."""
+        filled = self.input_schema.cast(value, "keep").value
         parameters = object_of(object_of(self.input_schema.document).get("properties"))
         declared = {name: object_of(each) for name, each in parameters.items()}
-        return {name: each["default"] for name, each in declared.items() if "default" in each}
+        # The cast omits a default that does not match its type.
+        defaults = {name: each["default"] for name, each in declared.items() if "default" in each}
+        return {**defaults, **filled} if is_object(filled) else filled
 
     @property
     def digest(self) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any
@@ -231,6 +232,27 @@ async def test_a_rule_applies_to_the_default_of_an_omitted_parameter() -> None:
     assert (await office.registry.execute("task.pay", {"amount": 5}, context)).data == 5
     with pytest.raises(CallError) as caught:
         await office.registry.execute("task.pay", {}, context)
+    assert caught.value.code == REQUIRED
+
+
+async def test_a_rule_applies_to_the_default_of_a_property_of_an_object() -> None:
+    office = Office()
+
+    @dataclass
+    class Order:
+        amount: int = 5000
+
+    @office.registry.operation("task.buy")
+    async def buy(order: Order) -> int:
+        return order.amount
+
+    inner = {"required": ["amount"], "properties": {"amount": {"minimum": 1000}}}
+    rule = ApprovalRule(when={"properties": {"order": inner}})
+    configure_tools(office.registry, {"task.buy": ToolConfig(approve=rule)})
+    context = OperationContext(identity=ALICE)
+    assert (await office.registry.execute("task.buy", {"order": {"amount": 5}}, context)).data == 5
+    with pytest.raises(CallError) as caught:
+        await office.registry.execute("task.buy", {"order": {}}, context)
     assert caught.value.code == REQUIRED
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import urlsafe_b64encode
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -92,7 +93,8 @@ def test_no_narrowing_allows_a_call_that_an_earlier_block_rejects(
         limits = grant.rules(operation_id)
         seen.append(
             (
-                grant.covers(operation_id) and grant.accepts(operation_id, value, {}),
+                grant.covers(operation_id)
+                and grant.accepts(operation_id, value, lambda given: given),
                 not limits.approve,
                 -len(limits.accepts),
                 set(limits.budgets),
@@ -464,6 +466,46 @@ async def test_an_omitted_parameter_is_restricted_by_its_default(
     context = await context_of(input={"task.*": schema})
     found = await outcome(registry, context, "task.start", title="tea")
     assert found == ("live" if is_accepted else DENIED)
+
+
+@dataclass
+class Order:
+    amount: int = 5000
+    note: str = ""
+
+
+AMOUNT = {"properties": {"amount": {"maximum": 100}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "is_accepted"),
+    [
+        ({"order": AMOUNT}, {"order": {}}, False),
+        ({"order": AMOUNT}, {"order": {"amount": 100}}, True),
+        ({"order": {**AMOUNT, "additionalProperties": False}}, {"order": {"amount": 100}}, True),
+        ({"order": {"allOf": [AMOUNT]}}, {"order": {"note": "x"}}, False),
+        ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}, {}]}, False),
+        ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}]}, True),
+        ({"further": {"allOf": [{"items": AMOUNT}]}}, {"further": [{}]}, False),
+        ({"last": AMOUNT}, {"last": {}}, False),
+        ({"last": AMOUNT}, {"last": None}, True),
+        ({"last": AMOUNT}, {"order": {}}, True),
+    ],
+)
+async def test_an_omitted_property_of_an_object_is_restricted_by_its_default(
+    schema: Any, value: Any, is_accepted: bool
+) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("shop.buy")
+    async def buy(
+        order: Order | None = None, further: list[Order] | None = None, last: Order | None = None
+    ) -> str:
+        return "bought"
+
+    context = await context_of(input={"shop.*": {"properties": schema}})
+    found = await outcome(registry, context, "shop.buy", **value)
+    assert found == ("bought" if is_accepted else DENIED)
 
 
 async def test_nested_calls_are_checked_against_the_grant_unless_declared() -> None:

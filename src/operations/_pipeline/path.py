@@ -132,7 +132,7 @@ async def guard(
                 raise _denied(plan)
             # A grant may be revoked after its token was resolved, while a call or an agent runs.
             if grant is not None and (
-                not grant.accepts(plan.id, value, plan.defaults)
+                not grant.accepts(plan.id, value, plan.completed)
                 or (grant.issuer is not None and await grant.issuer.is_revoked(grant))
             ):
                 raise _denied(plan)
@@ -248,7 +248,7 @@ async def invoke(
         if (
             plan.is_plain
             and context.reach is None
-            and (grant is None or grant.is_enough(plan.id, value, plan.defaults))
+            and (grant is None or grant.is_enough(plan.id, value, plan.completed))
         ):
             result: Any = plan.handler(value, context)
         else:

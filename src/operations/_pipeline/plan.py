@@ -20,6 +20,8 @@ from time import time
 from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
+from msgspec.json import encode
+
 from operations._resilience import LogThrottle
 from operations._text import counted, enforce_lists
 from operations.access import pattern_test, permission, resource_permission
@@ -44,7 +46,6 @@ from operations.specs import (
     SubscriptionHandler,
     enforce_policy,
 )
-from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
@@ -389,7 +390,7 @@ class CallPlan:
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
         self._digest: str | None = None
-        self._defaults: JSONObject | None = None
+        self._has_defaults: bool | None = None
         compiled = spec.input_schema.compile()
         self.accepts = compiled.accepts
         # Rejects inputs with files, which `admit` replaces before it validates the input.
@@ -405,12 +406,11 @@ class CallPlan:
             self._digest = self.spec.digest
         return self._digest
 
-    @property
-    def defaults(self) -> JSONObject:
-        """The defaults of the parameters."""
-        if self._defaults is None:
-            self._defaults = self.spec.defaults
-        return self._defaults
+    def completed(self, value: Any) -> Any:
+        """Return an input with the defaults of everything that it omits; `value` itself if there are none."""
+        if self._has_defaults is None:
+            self._has_defaults = b'"default":' in encode(self.spec.input_schema.document)
+        return self.spec.completed(value) if self._has_defaults else value
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
         handler = self.operation.handler

@@ -385,8 +385,7 @@ class Authority:
         grant = None if identity is None else identity.grant
         rules = None if grant is None else grant.rules(operation_id)
         rule, by_grant = operation.approve, rules is not None and rules.approve
-        defaults = operation.spec.defaults if rule is not None and rule.when else {}
-        if by_grant or (rule is not None and rule.applies(value, defaults)):
+        if by_grant or (rule is not None and rule.applies(value, operation.spec.completed)):
             rule = rule or _DEFAULT_RULE
             asked = _request(operation.spec, digest, value, context, rule)
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)

@@ -8,7 +8,15 @@ Rule 3: data that needs no change, which is most data, is recognised before any 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from operations._json import JSONValueError, as_json, canonical, to_json
+from operations._json import (
+    JSONValueError,
+    as_json,
+    canonical,
+    is_list,
+    is_object,
+    object_of,
+    to_json,
+)
 from operations._objects import without_objects
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, StrippingPass, pack
@@ -17,6 +25,7 @@ from operations.schema.checking import Checker
 from operations.schema.explain import explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
+from operations.types import JSONObject
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""
@@ -241,3 +250,37 @@ class Normaliser:
             return self._accepts(to_json(value))
         except JSONValueError:
             return False
+
+
+def with_defaults(value: Any, filled: Any, schema: Any) -> Any:
+    """Return `value` with the defaults in `filled` of the properties that `schema` restricts."""
+    schema = object_of(schema)
+    if is_list(value):
+        items = zip(value, filled, strict=True)
+        value = [with_defaults(item, whole, schema.get("items")) for item, whole in items]
+    if is_object(value):
+        value = {**value}
+        for name in object_of(schema.get("properties")).keys() & filled.keys():
+            inner, whole = schema["properties"][name], filled[name]
+            value[name] = with_defaults(value[name], whole, inner) if name in value else whole
+    for part in _parts(schema):
+        value = with_defaults(value, filled, part)
+    return value
+
+
+def omits(value: Any, schema: Any) -> bool:
+    """Return whether `value` omits a property that `schema` restricts."""
+    schema = object_of(schema)
+    if is_list(value) and any(omits(item, schema.get("items")) for item in value):
+        return True
+    given = object_of(value)
+    restricted = object_of(schema.get("properties")).items() if is_object(value) else ()
+    return any(name not in given or omits(given[name], inner) for name, inner in restricted) or any(
+        omits(value, part) for part in _parts(schema)
+    )
+
+
+def _parts(schema: JSONObject) -> list[Any]:
+    """Return the schemas that apply to the same value as `schema`."""
+    parts = [schema[key] for key in ("not", "if", "then", "else") if key in schema]
+    return parts + [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key, ())]
