@@ -214,13 +214,6 @@ class Planner:
             return list(self.plan((choice.condition,)).fields)
         return [choice.name] if choice.name else []
 
-    def is_unstable(self, choice: Choice) -> bool:
-        """Return whether the outcome depends on more than the type of the value."""
-        members = [self.plan((member,)) for member in choice.members]
-        return not members or any(
-            sum(member.allows(kind) for member in members) > 1 for kind in ("object", "array")
-        )
-
     def _merge(self, site: Site, facets: list[Facet], choices: list[Choice]) -> bool:
         """Add the keywords of `site`; return False if only the validator can evaluate some of them."""
         if any(facet.site.pointer == site.pointer for facet in facets):
@@ -363,8 +356,13 @@ class Plan:
 
     @cached_property
     def is_unstable(self) -> bool:
-        """Whether the outcome of a choice may change after stripping and filling."""
-        return any(map(self._planner.is_unstable, self.choices))
+        """Whether a choice may change after stripping and filling, because it depends on more than the type."""
+        choices = [[self.member(member) for member in choice.members] for choice in self.choices]
+        return any(
+            not members or sum(member.allows(kind) for member in members) > 1
+            for members in choices
+            for kind in ("object", "array")
+        )
 
     def allows(self, kind: str) -> bool:
         """Return whether values of the JSON type `kind` are allowed."""

@@ -464,13 +464,7 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
     derived from method and path; if that is not unique either, a digest is added.
     """
     entries = list(operations)
-    is_safe = _SAFE.fullmatch
-    wanted = [
-        name
-        if is_safe(name) is not None and len(name) <= MAX_NAME
-        else safe_identifier(name) or path_name(method, path)
-        for name, method, path in entries
-    ]
+    wanted = [safe_identifier(name) or path_name(method, path) for name, method, path in entries]
     if len(set(wanted)) == len(entries):
         return wanted
     counts = Counter(wanted)
