@@ -17,6 +17,18 @@ def expanded(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - `Path.expanduser` raises an error
 
 
+def is_path(text: str) -> bool:
+    """Return whether a text is an absolute path of something that exists, or whose folder exists below the root."""
+    path = Path(text)
+    folder = path.parent
+    try:
+        return path.is_absolute() and (
+            path.exists() or (folder != folder.parent and folder.is_dir())
+        )
+    except (OSError, ValueError):  # Not a valid path, such as a text that is too long.
+        return False
+
+
 def state_folder() -> Path:
     """Return the folder for what this package stores between two runs."""
     given = os.environ.get("XDG_STATE_HOME")

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from operations._decoding import decode_json
-from operations._folders import expanded, home_folder
+from operations._folders import expanded, home_folder, is_path
 from operations._json import (
     MAX_REQUEST_VALUES,
     MAX_RESPONSE_VALUES,
@@ -27,7 +27,7 @@ from operations._json import (
     list_of,
     with_texts,
 )
-from operations._text import enforce_lists, suggestion, without_secrets
+from operations._text import enforce_lists, names_a_secret, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken, TokenFunction
 from operations.specs import OperationSpec, OutputPolicy, enforce_policy
@@ -438,14 +438,17 @@ _REFERENCE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}"
 
 
 def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
-    """Replace references to environment variables in `value`, at any depth, and add the values to `secrets`."""
+    """Replace references to environment variables in `value`, at any depth, and add the values to `secrets`.
+
+    Paths are settings, such as `${HOME}`, unless the name of the variable indicates a secret.
+    """
 
     def variable(match: re.Match[str]) -> str:
         name, default = match.groups()
         found = environ.get(name)
         if found is None and default is None:
             raise ValueError(f"the environment variable {name} is not set")
-        if found:
+        if found and (names_a_secret(name) or not is_path(found)):
             secrets.append(found)
         return found or default or ""
 

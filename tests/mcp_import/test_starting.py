@@ -233,6 +233,22 @@ async def test_short_environment_values_are_redacted_only_if_their_name_is_secre
     assert "error: python said ***, and ***" in await report_of(python(code, env=env))
 
 
+async def test_paths_in_ordinary_variables_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "memory.json"
+    secret = "/9j/4AAQSkZJRgABAQ"
+    code = f"import sys; sys.exit('no such file: {file}; denied: {secret}, {tmp_path}/id')"
+    env = {"MEMORY_FILE": str(file), "X": secret, "KEY_FILE": f"{tmp_path}/id"}
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    entry = {"command": sys.executable, "args": ["-c", code, "${FOLDER}/a"], "env": env}
+
+    report = await report_of(entry)
+
+    assert f"no such file: {file}; denied: ***, ***" in report
+    assert f"{tmp_path}/a" in report.splitlines()[1]
+
+
 def test_a_start_that_is_cancelled_at_any_step_leaves_no_process_and_no_pipe() -> None:
     config = python("import sys; sys.stdin.read()", shutdown_timeout=0.01)
 

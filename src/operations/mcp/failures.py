@@ -7,8 +7,9 @@ Rule 2: errors that our own transports detect pass through the SDK as JSON-RPC e
 Rule 3: the report (`str` of a `StartError`) shows the command, its folder, its exit code, its output and advice.
         Callers see only the message and details of the error, which contain none of these.
 Rule 4: the values of `headers`, the token, and values from the environment are secrets. So are values of `env` whose
-        name indicates a secret, or that are too long for a setting. An argument is shown, unless the option before it,
-        or its own name, indicates a secret. The output of a server passes through the redactor as well.
+        name indicates a secret, or that are too long for a setting and not paths. An argument is shown, unless the
+        option before it, or its own name, indicates a secret. The output of a server passes through the redactor as
+        well.
 """
 
 import logging
@@ -31,6 +32,7 @@ from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, REQUEST_TIMEOUT, JSONRPCEr
 from pydantic import ValidationError
 
 from operations._decoding import decode_json
+from operations._folders import is_path
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_list, is_object, object_of
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
 from operations._resilience import LogThrottle
@@ -269,8 +271,10 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
         yield from parts_of(value)
     for name, value in config.env.items():
         yield from _of_addresses(value)
-        shortest = SHORTEST if names_a_secret(name) else _LONG
-        yield from (part for part in parts_of(value) if len(part) >= shortest)
+        is_named = names_a_secret(name)
+        if is_named or not is_path(value):
+            shortest = SHORTEST if is_named else _LONG
+            yield from (part for part in parts_of(value) if len(part) >= shortest)
     for _, hidden in _arguments(config):
         for value in hidden:
             yield from parts_of(value)
