@@ -294,6 +294,29 @@ def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
     raise CallError(ErrorCode.EXECUTION_ERROR, text or "the tool reported an error", details)
 
 
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"ID3", "audio/mpeg"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+    (b"%PDF-", "application/pdf"),
+)
+
+
+def sniffed(data: bytes) -> str:
+    """Return the media type of bytes, detected from the first bytes."""
+    for beginning, mime_type in _MAGIC:
+        if data.startswith(beginning):
+            return mime_type
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(
+            data[8:12], "application/octet-stream"
+        )
+    return "application/octet-stream"
+
+
 def local_envelope(data: T, operation_id: str) -> ResponseEnvelope[T]:
     """Return an envelope for a result of this process, with the current time."""
     return ResponseEnvelope(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -349,6 +350,88 @@ async def test_the_text_of_an_mcp_tool_is_returned_as_text(max_tools: int) -> No
         call = anthropic_call("tools__call", {"operation": "files.read"})
 
     assert (await toolbox.run(call))["content"] == 'a = "x"\n\nb'
+
+
+PNG = b"\x89PNG\r\n\x1a\n...."
+DATA = b64encode(PNG).decode()
+IMAGES = {
+    "anthropic": {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": DATA},
+    },
+    "responses": {
+        "type": "input_image",
+        "image_url": f"data:image/png;base64,{DATA}",
+        "detail": "auto",
+    },
+}
+"""An image in the result messages of each provider that accepts images there."""
+
+
+def drawing(*content: dict[str, Any]) -> OperationRegistry:
+    """Return a registry with an image as bytes, and one beside text in the content of an MCP tool."""
+    registry = OperationRegistry()
+
+    @registry.operation("draw.bytes", type="query")
+    async def as_bytes() -> bytes:
+        return PNG
+
+    @registry.operation("draw.mcp", type="query")
+    async def as_blocks() -> Any:
+        return mcp_envelope(list(content), is_error=False, content=content)
+
+    return registry
+
+
+IMAGE_BLOCK = {"type": "image", "data": DATA, "mimeType": "image/png"}
+CAPTION = {"type": "text", "text": "a cup"}
+
+
+@pytest.mark.parametrize("form", IMAGES)
+@pytest.mark.parametrize("max_tools", [100, 0], ids=["listed", "searched"])
+async def test_models_that_accept_images_receive_them(form: str, max_tools: int) -> None:
+    toolbox = Toolbox(drawing(CAPTION, IMAGE_BLOCK), max_tools=max_tools)
+    write, read = FORMS[form]
+
+    async def run(operation: str) -> Any:
+        call = write(operation.replace(".", "__"), {})
+        if not max_tools:
+            call = write("tools__call", {"operation": operation})
+        return read(await toolbox.run(call))[1]
+
+    assert await run("draw.bytes") == [IMAGES[form]]
+    text, image = await run("draw.mcp")
+    assert (text["text"], image) == ("a cup", IMAGES[form])
+    assert {step.outcome for step in toolbox.transcript} == {"success"}
+
+
+@pytest.mark.parametrize("form", sorted(FORMS.keys() - IMAGES.keys()))
+async def test_models_that_accept_only_text_receive_base64(form: str) -> None:
+    toolbox = Toolbox(drawing(CAPTION, IMAGE_BLOCK))
+    write, read = FORMS[form]
+
+    for name in ("draw__bytes", "draw__mcp"):
+        assert DATA in read(await toolbox.run(write(name, {})))[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{**IMAGE_BLOCK, "mimeType": "image/tiff"}],
+        [{**IMAGE_BLOCK, "data": "A" * (5 * 1024 * 1024 + 1)}],
+        [IMAGE_BLOCK, {"type": "text", "text": "a" * 60_000}],
+        [{"type": "audio", "data": DATA, "mimeType": "audio/wav"}],
+    ],
+    ids=["type", "large", "text", "audio"],
+)
+async def test_other_media_are_returned_as_data(content: list[dict[str, Any]]) -> None:
+    toolbox = Toolbox(drawing(*content))
+
+    message = await toolbox.run(anthropic_call("draw__mcp", {}))
+
+    found = json.loads(message["content"])
+    page = found if isinstance(found, list) else found["value"]
+    assert page[0]["type"] == content[0]["type"]
 
 
 def test_a_missing_framework_names_its_extra(

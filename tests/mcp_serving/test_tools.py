@@ -23,10 +23,9 @@ from operations import (
     Schema,
     mcp_envelope,
 )
-from operations.envelopes import ImageContent, MCPContentBlock, TextContent
+from operations.envelopes import ImageContent, MCPContentBlock, TextContent, sniffed
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.mcp.codec import DATA_KEY, META_KEY, WRAPPED
-from operations.mcp.serving.tools import sniffed
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)

@@ -9,6 +9,7 @@ Rule 3: agent frameworks are extras: each is imported when its tools are request
 
 import asyncio
 import time
+from base64 import b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from fnmatch import fnmatchcase
@@ -24,6 +25,8 @@ from operations._text import enforce_lists, suggestion, tool_name
 from operations.access import Identity, access_denied
 from operations.agents.providers import (
     PROVIDER_LIMITS,
+    Block,
+    Image,
     Loss,
     Outcome,
     Provider,
@@ -36,7 +39,13 @@ from operations.agents.providers import (
 )
 from operations.channel import CallerChannel
 from operations.context import OperationContext, may_call, new_request_id
-from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
+from operations.envelopes import (
+    ImageContent,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    TextContent,
+    sniffed,
+)
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -156,6 +165,12 @@ MAX_TOOLS: Final = 100
 MAX_BYTES: Final = 50_000
 """The largest result in bytes; larger results are returned in pages."""
 
+
+_IMAGES: Final = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+"""The types of images that models accept."""
+
+_MAX_IMAGE: Final = 5 * 1024 * 1024
+"""The largest image in bytes of base64; larger ones are returned in pages, like other data."""
 
 _ADVICE: Final[dict[str, str]] = {
     ErrorCode.APPROVAL_REQUIRED: (
@@ -298,9 +313,10 @@ class Toolbox:
             TypeError: If `tool_call` is not a tool call of a known provider.
         """
         call = read_call(tool_call)
-        return call.reply(await self._run(call.name, call.arguments))
+        outcome = await self._run(call.name, call.arguments, takes_images=call.takes_images)
+        return call.reply(outcome)
 
-    async def _run(self, name: str, arguments: Any) -> Outcome:
+    async def _run(self, name: str, arguments: Any, *, takes_images: bool = False) -> Outcome:
         """Run a tool by its name; `arguments` are an object or its JSON text."""
         request_id, start = new_request_id(), time.monotonic()
         step = self.transcript.begin(name, request_id, arguments)
@@ -314,6 +330,10 @@ class Toolbox:
             given = input_of(spec, read)
             context = self._context(request_id)
             envelope = _readable(await registry.execute(spec.id, given, context))
+            blocks = _blocks(envelope, self._max_bytes) if takes_images else []
+            if blocks:
+                step.outcome = "success"
+                return Outcome(blocks=blocks)
             source = given.get("operation") if registry is self._own else spec.id
             if source in self._registry:
                 envelope = await self._pages.bound(envelope, context, source, self._max_bytes)
@@ -388,6 +408,26 @@ def _readable(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
     return envelope
 
 
+def _blocks(envelope: ResponseEnvelope[Any], max_bytes: int) -> list[Block]:
+    """Return the texts and images of a result; nothing if it has no image, or if a part is too large."""
+    data, meta = envelope.data, envelope.meta
+    blocks: list[Block] = []
+    if isinstance(data, bytes):
+        blocks = [Image(sniffed(data), b64encode(data).decode("ascii"))]
+    elif isinstance(meta, MCPResponseMeta):
+        for block in meta.content:
+            if isinstance(block, ImageContent):
+                blocks.append(Image(block.mime_type, block.data))
+            elif isinstance(block, TextContent):
+                blocks.append(block.text)
+            else:
+                blocks.append(msgspec.json.encode(block).decode())
+    images = [block for block in blocks if isinstance(block, Image)]
+    texts = [block for block in blocks if isinstance(block, str)]
+    fits = all(each.media_type in _IMAGES and len(each.data) <= _MAX_IMAGE for each in images)
+    return blocks if images and fits and sum(map(len, texts)) <= max_bytes else []
+
+
 class _Finder:
     """The search tools of an agent that may call too many operations for one tool each."""
 
@@ -428,7 +468,7 @@ class _Finder:
             input: The input, which must match the schema that `tools__describe` returns.
         """
         self._gateway.spec(operation, context)
-        return _readable(await self._gateway.call(operation, input, context)).data
+        return await self._gateway.call(operation, input, context)
 
 
 # ------------------------------------------------------------ agent frameworks

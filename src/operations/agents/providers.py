@@ -290,11 +290,34 @@ def provider_tools(
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image in a result."""
+
+    media_type: str
+
+    data: str
+    """The image as base64."""
+
+    @property
+    def url(self) -> str:
+        """The image as a `data:` URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+Block: TypeAlias = str | Image
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a tool call: JSON data, or an error."""
+    """The result of a tool call: JSON data, texts and images, or an error."""
 
     data: Any = None
     error: JSONObject | None = None
+    blocks: Sequence[Block] = ()
+
+    def content(self, write: Callable[[Block], JSONObject]) -> str | list[JSONObject]:
+        """Return the outcome as a text or, if it contains images, as blocks in the form of a provider."""
+        return [write(block) for block in self.blocks] if self.blocks else self.text
 
     @property
     def text(self) -> str:
@@ -314,6 +337,9 @@ class ToolCall:
 
     reply: Callable[[Outcome], JSONObject]
     """Returns the provider's result message."""
+
+    takes_images: bool = False
+    """Whether a result message may contain images."""
 
 
 def read_arguments(name: str, arguments: Any) -> JSONObject:
@@ -378,12 +404,25 @@ def _openai_chat(call: Any, function: Any) -> ToolCall:
     return ToolCall(_name(function, "name"), _get(function, "arguments"), reply)
 
 
+def _responses_block(block: Block) -> JSONObject:
+    if isinstance(block, str):
+        return {"type": "input_text", "text": block}
+    return {"type": "input_image", "image_url": block.url, "detail": "auto"}
+
+
 def _openai_responses(call: Any) -> ToolCall:
     def reply(outcome: Outcome) -> JSONObject:
-        call_id = _get(call, "call_id")
-        return {"type": "function_call_output", "call_id": call_id, "output": outcome.text}
+        call_id, output = _get(call, "call_id"), outcome.content(_responses_block)
+        return {"type": "function_call_output", "call_id": call_id, "output": output}
 
-    return ToolCall(_name(call, "name"), _get(call, "arguments"), reply)
+    return ToolCall(_name(call, "name"), _get(call, "arguments"), reply, takes_images=True)
+
+
+def _anthropic_block(block: Block) -> JSONObject:
+    if isinstance(block, str):
+        return {"type": "text", "text": block}
+    source = {"type": "base64", "media_type": block.media_type, "data": block.data}
+    return {"type": "image", "source": source}
 
 
 def _anthropic(call: Any) -> ToolCall:
@@ -391,11 +430,11 @@ def _anthropic(call: Any) -> ToolCall:
         return {
             "type": "tool_result",
             "tool_use_id": _get(call, "id"),
-            "content": outcome.text,
+            "content": outcome.content(_anthropic_block),
             "is_error": outcome.error is not None,
         }
 
-    return ToolCall(_name(call, "name"), _get(call, "input"), reply)
+    return ToolCall(_name(call, "name"), _get(call, "input"), reply, takes_images=True)
 
 
 def _langchain(call: Any) -> ToolCall:
@@ -408,6 +447,7 @@ def _langchain(call: Any) -> ToolCall:
             "status": "success" if outcome.error is None else "error",
         }
 
+    # Not every model behind LangChain accepts images in the result of a tool.
     return ToolCall(_name(call, "name"), _get(call, "args"), reply)
 
 

@@ -59,10 +59,11 @@ from operations.envelopes import (
     MCPResponseMeta,
     ResourceContent,
     ResponseEnvelope,
+    sniffed,
 )
 from operations.mcp import codec
 from operations.mcp.catalog import LISTED, READ
-from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, sniffed, text_block
+from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, text_block
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject

@@ -24,6 +24,7 @@ from operations.envelopes import (
     MCPResponseMeta,
     ResponseEnvelope,
     changes_to_wire,
+    sniffed,
 )
 from operations.errors import CallError, SchemaError, unusable_schema, with_code
 from operations.front import search
@@ -326,16 +327,6 @@ def _annotations(spec: OperationSpec) -> JSONObject:
 
 # ------------------------------------------------------------ content
 
-_MAGIC: Final = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"ID3", "audio/mpeg"),
-    (b"OggS", "audio/ogg"),
-    (b"fLaC", "audio/flac"),
-    (b"%PDF-", "application/pdf"),
-)
-
 
 def text_block(text: str) -> JSONObject:
     """Return a block of text."""
@@ -356,18 +347,6 @@ def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
             return {"type": kind, "data": encoded, "mimeType": mime_type}
     resource = {"uri": "operations:result", "mimeType": mime_type, "blob": encoded}
     return {"type": "resource", "resource": resource}
-
-
-def sniffed(data: bytes) -> str:
-    """Return the media type of bytes, detected from the first bytes."""
-    for beginning, mime_type in _MAGIC:
-        if data.startswith(beginning):
-            return mime_type
-    if data[:4] == b"RIFF":
-        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(
-            data[8:12], "application/octet-stream"
-        )
-    return "application/octet-stream"
 
 
 def _content_type(envelope: ResponseEnvelope[Any]) -> str | None:
