@@ -54,9 +54,9 @@ class BrokerTarget(EventTarget):
             raise NotSentError("the connection belongs to another event loop: connect on this one")
 
     async def ready(self, wait: float) -> None:
-        """Wait until the connection is restored; raise `NotSentError` if that takes too long or as `enforce_usable`."""
-        self.enforce_usable()
+        """Wait until the connection is restored; raise `NotSentError` if that takes too long."""
         if not self.connected.is_set():
+            self.enforce_usable()
             await wait_until(self.connected, wait, f"{self._broker} cannot be reached")
 
     def notify(self, receiver: Receiver, undo: AsyncExitStack) -> None:

@@ -264,7 +264,8 @@ class RedisTarget(RedisClient):
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
         while True:
-            await self.ready(ends_at - loop.time())
+            if not self.connected.is_set():
+                await self.ready(ends_at - loop.time())
             try:
                 answer = await self._add(queue, key, body)
             except WrongServerError:

@@ -496,9 +496,9 @@ class PipelinedConnection(ReconnectingConnection):
 
     async def ready(self, wait: float | None = _SEND_WAIT) -> None:
         """Wait until commands can be sent; raise `NotSentError` if that takes too long, or the client is closed."""
-        if wait is not None:
-            self._client.enforce_usable()
         if not self._up.is_set():
+            if wait is not None:
+                self._client.enforce_usable()
             await wait_until(self._up, wait, "Redis cannot be reached")
 
     async def request(self, *command: Any) -> Any:
@@ -521,8 +521,6 @@ class PipelinedConnection(ReconnectingConnection):
             await self.post(command)
 
     async def _add(self, command: tuple[Any, ...], waiting: _Waiting) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            self._client.enforce_usable()
         if self._outbox_bytes > MAX_BUFFERED:
             await self._drained.wait()
         if not self._up.is_set():
