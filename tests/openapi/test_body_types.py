@@ -113,6 +113,22 @@ async def test_files_are_sent_in_the_only_type_that_holds_them(echo: Echo) -> No
         assert seen.header("content-type") == "application/json"
 
 
+@pytest.mark.parametrize(
+    ("offered", "kind"),
+    [
+        (["application/json", "application/octet-stream"], "application/octet-stream"),
+        (["application/json", "text/csv", "image/png"], "image/png"),
+        ([FORM, "application/json", "text/csv"], "text/csv"),
+    ],
+)
+async def test_a_file_is_sent_as_the_type_that_can_hold_it(
+    echo: Echo, offered: list[str], kind: str
+) -> None:
+    content = {each: {"schema": FILE} for each in offered}
+    seen = await sent(document("/x", "post", **offering(**content)), echo, {"body": b"\xff"})
+    assert (seen.header("content-type"), seen.body) == (kind, b"\xff")
+
+
 async def test_files_inside_shared_definitions_are_files_only_in_forms(echo: Echo) -> None:
     offered = {
         kind: {"schema": {"$ref": "#/components/schemas/Upload"}}
@@ -132,6 +148,23 @@ async def test_text_is_sent_as_the_first_type_of_text(echo: Echo) -> None:
     seen = await sent(document("/x", "post", **offering(**offered)), echo, {"body": "<a>1</a>"})
     assert seen.header("content-type") == "application/xml; charset=utf-8"
     assert seen.body == b"<a>1</a>"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "body"),
+    [
+        ("a, b", "text/plain; charset=utf-8", b"a, b"),
+        ("aGk=", "application/octet-stream", b"hi"),
+    ],
+)
+async def test_text_that_is_not_base64_is_sent_as_text(
+    echo: Echo, text: str, kind: str, body: bytes
+) -> None:
+    offered = {
+        each: {"schema": {"type": "string"}} for each in ("application/octet-stream", "text/plain")
+    }
+    seen = await sent(document("/x", "post", **offering(**offered)), echo, {"body": text})
+    assert (seen.header("content-type"), seen.body) == (kind, body)
 
 
 async def test_flattened_bodies_can_be_sent_in_every_type(echo: Echo) -> None:

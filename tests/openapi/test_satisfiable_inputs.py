@@ -35,6 +35,24 @@ async def test_an_enum_of_numbers_in_a_string_can_be_given(echo: Echo, value: An
         await sent(doc, echo, {"p": "3"})
 
 
+@pytest.mark.parametrize("pattern", ["/^a+$/", "/^a+/", "/a+$/", "/^A+$/i"])
+async def test_a_pattern_with_slashes_around_it_can_be_matched(echo: Echo, pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    doc = document(parameters=[parameter("p", "query", schema)])
+    assert (await sent(doc, echo, {"p": "aa"})).query == "p=aa"
+    if not pattern.endswith("i"):
+        with pytest.raises(CallError):
+            await sent(doc, echo, {"p": "b"})
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("/a/", "/a/"), ("^/a$", "/a"), (r"/a\$/", "/a$/")])
+async def test_a_pattern_that_contains_slashes_is_kept(echo: Echo, pattern: str, text: str) -> None:
+    doc = document(parameters=[parameter("p", "query", {"type": "string", "pattern": pattern})])
+    assert (await sent(doc, echo, {"p": text})).query
+    with pytest.raises(CallError):
+        await sent(doc, echo, {"p": "a"})
+
+
 async def test_an_enum_for_the_items_of_an_array_can_be_given(echo: Echo) -> None:
     schema = {"type": "array", "items": {"type": "string"}, "enum": ["a", "b"]}
     doc = document(parameters=[parameter("p", "query", schema)])

@@ -194,6 +194,14 @@ def from_base64(text: str, name: str) -> bytes:
         raise invalid_argument("/" + name, message, "contentEncoding") from None
 
 
+def is_base64(text: str) -> bool:
+    """Return whether `text` is base64."""
+    with suppress(CallError):
+        from_base64(text, "")
+        return True
+    return False
+
+
 PART_HEADERS = "part_headers"
 """The argument that holds the headers of parts."""
 

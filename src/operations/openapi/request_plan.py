@@ -19,6 +19,7 @@ from operations.openapi.bodies import (
     PART_HEADERS,
     Payload,
     fixed_value,
+    is_base64,
     only_value,
     whole_query,
     without_files,
@@ -217,6 +218,9 @@ class BodyPlan:
                     return msgspec.structs.replace(offered, media_type=wanted)
         if len(self._media) == 1:
             return self._media[0]
+        if is_file_value(value):
+            raw = [m for m in self._media if not _takes_objects(m.media_type)] or self._media
+            return next((m for m in raw if self._is_bytes(m)), raw[0])
         for offered in self._media:
             if media.is_multipart(offered.media_type) and self._is_upload(offered, value):
                 return offered
@@ -224,12 +228,12 @@ class BodyPlan:
 
     def _fits(self, offered: Media, value: Any) -> bool:
         kind = offered.media_type
-        if is_file_value(value):
-            return self._is_bytes(offered)
         if media.is_json_patch(kind) and not is_list(value) and self._patches:
             return False
         if self._is_uniform and is_object(value) and _takes_objects(kind):
             return True
+        if isinstance(value, str) and self._is_bytes(offered) and not _takes_objects(kind):
+            return is_base64(value)
         return self._check(offered).check(without_files(value))
 
     def _is_upload(self, form: Media, value: Any) -> bool:

@@ -3,6 +3,7 @@
 Rule: unusable values become None, and their keywords are omitted.
 """
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ from operations._json import (
 from operations.schema.values import conversions, has_type
 from operations.types import JSONObject, JSONSchema
 
+_REGEX_LITERAL = re.compile(r"/(\^.*|.*(?<!\\)\$)/([a-z]*)")
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
 
 
@@ -212,6 +214,17 @@ def repair_enum(out: JSONObject) -> None:
     else:
         out["enum"] = [*values, *(value for value in converted if value is not None)]
     out["type"] = list(dict.fromkeys([*kinds, *(kind_of(value) for value in others)]))
+
+
+def repair_pattern(out: JSONObject) -> None:
+    """Read a pattern that is written as a literal of JavaScript, `/^a$/`, which matches no text as it is.
+
+    A literal with flags is omitted: `pattern` has no flags.
+    """
+    if literal := _REGEX_LITERAL.fullmatch(text_of(out.get("pattern"))):
+        del out["pattern"]
+        if not literal[2]:
+            out["pattern"] = literal[1]
 
 
 def closed_object(properties: JSONObject, required: list[str]) -> JSONObject:

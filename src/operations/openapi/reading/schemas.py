@@ -39,6 +39,7 @@ from operations.openapi.reading.keywords import (
     number_of,
     put,
     repair_enum,
+    repair_pattern,
     with_null,
 )
 from operations.openapi.reading.subtypes import UNIONS
@@ -268,6 +269,7 @@ class SchemaDraft:
             elif key == "dependencies":
                 self._dependencies(value, below, out)
         apply_exclusive(schema, out)
+        repair_pattern(out)
         drop_invalid_patterns(out)
         if "discriminator" in schema:
             put(out, VARIANTS, self._variants(schema))
