@@ -263,7 +263,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             TypeError: If the function is not marked, or does not take the arguments.
         """
         if self.registry is None:
-            raise _cannot("call other operations")
+            raise _unavailable("call other operations", "its context belongs to no registry")
         return await self.registry.call_by(self.env.call, function, *arguments, **named)
 
     async def progress(
@@ -289,7 +289,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             CallError: `UNAVAILABLE` if the channel does not support questions.
         """
         if self.channel.elicit is None:
-            raise _cannot("ask its caller for input")
+            raise _unavailable("ask for input")
         return await self.answered(self.channel.elicit(message, schema))
 
     async def sample(self, request: JSONObject) -> JSONObject:
@@ -299,7 +299,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             CallError: `UNAVAILABLE` if the channel does not support sampling.
         """
         if self.channel.sample is None:
-            raise _cannot("use its caller's model")
+            raise _unavailable("use the client's model")
         return await self.answered(self.channel.sample(request))
 
     async def answered(self, question: Awaitable[T]) -> T:
@@ -371,10 +371,9 @@ class _Waiting:
             self._task.cancel()
 
 
-def _cannot(what: str) -> CallError:
-    return CallError(
-        ErrorCode.UNAVAILABLE, f"the entry point of this call cannot {what}", retryable=False
-    )
+def _unavailable(what: str, why: str = "the client does not support it") -> CallError:
+    message = f"The operation cannot {what}: {why}"
+    return CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
 
 
 class OperationEnv:

@@ -110,6 +110,7 @@ async def test_features_that_a_client_lacks_are_unavailable(era: str) -> None:
             result = await client.call_tool(name, {})
             assert result.is_error
             assert error_of(result)["code"] == "UNAVAILABLE"
+            assert "client" in error_of(result)["message"]
 
 
 async def test_malformed_completion_requests_are_not_sent() -> None:

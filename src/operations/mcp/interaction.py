@@ -72,7 +72,7 @@ async def list_roots() -> list[JSONObject]:
     """
     asked = client.get()
     if asked.ask is None or not asked.has_roots:
-        message = "this call's caller has no roots to list"
+        message = "The operation cannot list roots: the client does not support it"
         raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
     return cast("list[JSONObject]", (await asked.ask(ROOTS, {})).get("roots", []))
 
