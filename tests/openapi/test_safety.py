@@ -53,7 +53,7 @@ def path_plan(path: str, **parameter: Any) -> RequestPlan:
 
 def sent_path(plan: RequestPlan, value: Any) -> str | None:
     try:
-        return plan.draft("GET", "http://x", {"id": value}, "*/*").path
+        return plan.draft("GET", "http://x", {"id": value}, {}).path
     except CallError:
         return None
 

@@ -355,8 +355,7 @@ class _Writer:
                 if value is NO_VALUE:
                     raise _missing(part, parameter.name)
             if value is not NO_VALUE:
-                result[parameter.name] = text = header_value(parameter, value)
-                enforce_header(parameter.name, text)
+                result[parameter.name] = header_value(parameter, value)
         return result
 
     def _add(

@@ -47,7 +47,7 @@ from operations.openapi.security import (
     NOTHING,
     RequestCredentials,
     Security,
-    Signer,
+    SecurityPlan,
     TokenRefusedError,
 )
 from operations.openapi.transport import (
@@ -95,9 +95,6 @@ class _Call(msgspec.Struct):
 
     is_repeatable: bool
     """Whether the body and the target file allow a second attempt."""
-
-    headers: Mapping[str, str] | None = None
-    """The configured headers; None until first needed."""
 
     signature: RequestCredentials = NOTHING
     """The signature of the last attempt."""
@@ -414,12 +411,11 @@ class ServiceClient:
         seconds = self.config.timeout
         if context.deadline is not None:
             seconds = min(seconds, context.deadline / 1000 - time())
-        end, is_repeatable = monotonic() + seconds, True
+        end = monotonic() + seconds
+        is_repeatable = target is None or target.is_repeatable
         if isinstance(draft.body, StreamedBody):
             draft.body.progress = context.progress
-            is_repeatable = draft.body.is_repeatable
-        if target is not None and not target.is_repeatable:
-            is_repeatable = False
+            is_repeatable = is_repeatable and draft.body.is_repeatable
         return _Call(draft, context, end, self.closings, is_repeatable)
 
     def _pause_after(self, error: CallError, call: _Call) -> float | None:
@@ -468,10 +464,13 @@ class ServiceClient:
         """
         draft = call.draft
         origin, is_trusted = self.enforce_reachable(draft.base)
-        call.signature = NOTHING
-        if not self.security.is_empty and is_trusted:
-            call.signature = await self._signature(call)
-        elif not is_trusted:
+        if is_trusted:
+            plan: SecurityPlan = draft.security
+            # An idempotency key among the configured headers must be the same for every attempt.
+            call.signature = plan.credentials or await self.security.sign(
+                plan, call.context, call.signature.configured
+            )
+        else:
             self.security.warn(origin)
         if draft.body is not None:
             self._enforce_size(draft.body)
@@ -520,16 +519,6 @@ class ServiceClient:
             await opened.__aexit__(None, None, None)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
-
-    async def _signature(self, call: _Call) -> RequestCredentials:
-        """Return the credentials of a request."""
-        signer: Signer = call.draft.signer
-        if signer.fixed is not None:
-            return signer.fixed
-        if call.headers is None:
-            # Computed once per call, because an idempotency key must be the same for every attempt.
-            call.headers = await self.security.headers_of(call.context)
-        return await signer.sign(call.context, call.headers)
 
     def _enforce_size(self, body: bytes | StreamedBody) -> None:
         if isinstance(body, StreamedBody):

@@ -22,18 +22,15 @@ from operations.openapi.client import ServiceClient
 from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
-from operations.openapi.reading import media
 from operations.openapi.reading.document import Description, DocumentOperation
-from operations.openapi.reading.expected import EMPTY, Expected, ResponseData
+from operations.openapi.reading.expected import Expected
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
     meta_of,
-    read_data,
     with_response,
 )
-from operations.openapi.security import Signer
-from operations.openapi.streaming import EventStream, read_items
+from operations.openapi.streaming import EventStream, read_all
 from operations.openapi.transport import Draft, written_names
 from operations.schema import Schema
 from operations.schema.casting.stripping import REFUSALS
@@ -65,7 +62,7 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_client", "_description", "_expected", "_is_split", "_plan", "_server", "_signer", "entry", "input",
+        "_client", "_description", "_expected", "_is_split", "_plan", "_security", "_server", "entry", "input",
         "is_stream", "output",
     )  # fmt: skip
 
@@ -267,18 +264,11 @@ class Endpoint:
             data = _decode(content) if size < LARGE else build_from(_decode, content)
         else:
             try:
-                data = self._data(response, described, kind)
+                data = read_all(response, described, config.max_response_values)
             except CallError as error:
                 raise with_response(error, response, config.max_error_bytes) from None
         meta = meta_of(response, response.secrets)
         return DescribedEnvelope(data, meta, schema, size=size, is_clean=is_clean)
-
-    def _data(self, response: WholeResponse, described: ResponseData, kind: str) -> Any:
-        """Return the data of a response: the items of a stream as a list."""
-        max_values = self._client.config.max_response_values
-        if described.is_stream and media.is_stream(kind) and response.status not in EMPTY:
-            return read_items(response, described, max_values)
-        return read_data(response, described, max_values)
 
     def _draft(self, input: Any) -> Draft:
         plan = self._plan or self._ready()
@@ -288,8 +278,8 @@ class Endpoint:
                 plan.literal_query = (query, *plan.literal_query)
         expected, given = self._expected, self._arguments(input)
         arguments = cast("JSONObject", given) if type(given) is dict else {}
-        draft = plan.draft(self.entry.method, self._server, arguments, expected.accept)
-        draft.signer = self._signer
+        draft = plan.draft(self.entry.method, self._server, arguments, expected.headers)
+        draft.security = self._security
         draft.redirects = expected.redirects
         return draft
 
@@ -325,7 +315,7 @@ class Endpoint:
                 is_stream=self.is_stream,
                 is_split=self._is_split,
             )
-            self._signer = Signer(client.security, entry.operation.get("security"))
+            self._security = client.security.plan(entry.operation.get("security"))
             self._plan = plan
         return plan
 

@@ -19,15 +19,17 @@ from operations._json import SCALARS, is_list, is_object, list_of, object_of
 from operations.errors import CallError, invalid_argument
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
+from operations.openapi.transport import enforce_header
 
 MAX_ENCODINGS = 8
 """The largest number of nested percent-encodings that are decoded; values with more are rejected."""
 
 _TEMPLATE = re.compile(r"\{([^{}/]+)\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SEPARATOR = re.compile(r"[/\\]")
+_DOT_SEGMENT = re.compile(r"(?:\A|[/\\])\s*\.\.?\s*(?:[;/\\]|\Z)")
+"""A segment `.` or `..`. Some servers truncate a segment at `;` before they resolve dot segments."""
+
 _NO_TRIPLE = re.compile("%(?![0-9a-fA-F]{2})")
-_DOTS = frozenset({".", ".."})
 
 Encode = Callable[[str], str]
 
@@ -127,10 +129,7 @@ def _enforce_text(name: str, text: str) -> None:
     for _ in range(MAX_ENCODINGS):
         if _CONTROL.search(text):
             raise _refusal(name, "control characters")
-        # Some servers truncate a segment at ";" before they resolve dot segments.
-        if "." in text and any(
-            piece.partition(";")[0].strip() in _DOTS for piece in _SEPARATOR.split(text)
-        ):
+        if _DOT_SEGMENT.search(text):
             raise _refusal(name, "a dot segment")
         decoded = unquote(text, errors="replace")
         if decoded == text:
@@ -215,10 +214,18 @@ def path_value(parameter: Parameter, value: Any) -> str:
 
 
 def header_value(parameter: Parameter, value: Any) -> str:
-    """Return `value` as the text of a header, not encoded; `enforce_header` rejects control characters."""
-    if parameter.media_type is not None:
-        return content_text(value, parameter.media_type)
-    return _joined(value, parameter.explode, _delimiter(parameter.style, _unencoded), _unencoded)
+    """Return `value` as the text of a header, not encoded.
+
+    Raises:
+        CallError: With code `VALIDATION_ERROR`, for control characters, which could inject another header.
+    """
+    kind, style = parameter.media_type, parameter.style
+    if kind is None:
+        text = _joined(value, parameter.explode, _delimiter(style, _unencoded), _unencoded)
+    else:
+        text = content_text(value, kind)
+    enforce_header(parameter.name, text)
+    return text
 
 
 def _delimiter(style: str, encode: Encode) -> str:

@@ -47,15 +47,7 @@ from operations.openapi.reading.model import (
     ranked,
 )
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.transport import (
-    DEFAULT_HEADERS,
-    Draft,
-    enforce_header,
-    enforce_unowned,
-    is_owned,
-    merged_headers,
-    name_key,
-)
+from operations.openapi.transport import Draft, enforce_unowned, is_owned, merged_headers, name_key
 from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
 
@@ -512,8 +504,10 @@ class RequestPlan:
             properties[self.save_to] = _SAVE_TO_SCHEMA
         return draft.close(closed_object(properties, required))
 
-    def draft(self, method: str, base: str, arguments: JSONObject, accept: str) -> Draft:
-        """Return the request for these arguments.
+    def draft(
+        self, method: str, base: str, arguments: JSONObject, headers: dict[str, str]
+    ) -> Draft:
+        """Return the request for these arguments, with `headers` beside those of the arguments.
 
         Raises:
             CallError: `VALIDATION_ERROR` if an argument is not allowed in its position.
@@ -523,8 +517,7 @@ class RequestPlan:
         if path is None:
             path, filled = self._template.fill(partial(self._path_value, arguments))
             query += filled
-        headers = {**DEFAULT_HEADERS, "Accept": accept}
-        draft = Draft(method=method, base=base, path=path, query=query, headers=headers)
+        draft = Draft(method=method, base=base, path=path, query=query, headers={**headers})
         for argument in self._rest:
             if argument.name not in arguments:
                 continue
@@ -544,9 +537,8 @@ class RequestPlan:
                     enforce_unowned(argument.name, "query", pairs, self._owned)
                 draft.query.extend(pairs)
             elif parameter.place == "header":
-                text = header_value(parameter, value)
-                enforce_header(parameter.name, text)
-                draft.headers = merged_headers(draft.headers, {parameter.name: text})
+                header = {parameter.name: header_value(parameter, value)}
+                draft.headers = merged_headers(draft.headers, header)
             else:
                 cookie = cookie_text(parameter, value)
                 if self._owned:

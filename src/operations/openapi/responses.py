@@ -262,6 +262,20 @@ def read_data(
     return content
 
 
+def event_data(text: str | bytes, what: str = "An event") -> Any:
+    """Return the JSON that an event or a line contains; `text` itself if it is not JSON.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if it holds too many values.
+    """
+    try:
+        return decode_json(text, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError as error:
+        if isinstance(error, JSONLimitError) and error.limit == "values":
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} {error.reason}.") from None
+        return text
+
+
 def json_data(content: bytes, content_type: str, max_values: int) -> Any:
     """Return the value of a JSON text, in any charset.
 

@@ -220,6 +220,9 @@ class RequestCredentials:
     tokens: list[TokenSource | CallerToken] = field(default_factory=list[TokenSource | CallerToken])
     """The sources of the tokens, which remove a rejected token from their cache."""
 
+    configured: Mapping[str, str] | None = None
+    """The configured headers of the call."""
+
     header_keys: frozenset[str] = frozenset()
     """The names of the headers, as `header_key` returns them."""
 
@@ -231,43 +234,18 @@ NOTHING = RequestCredentials()
 """The signature of a request without credentials."""
 
 
-class Signer:
-    """Signs the requests of one operation.
+@dataclass(slots=True)
+class SecurityPlan:
+    """How the requests of one operation are signed."""
 
-    Args:
-        security: The credentials of the service.
-        requirement: The operation's own security requirement; None for the document's.
+    schemes: JSONObject
+    """The security schemes whose credentials are used, and their scopes."""
 
-    Attributes:
-        fixed: The credentials of every request, known from the first one on; None if they depend on the call.
-    """
+    is_fixed: bool
+    """Whether the credentials are the same for every request."""
 
-    __slots__ = ("_is_fixed", "_schemes", "_security", "fixed")
-
-    def __init__(self, security: "Security", requirement: Any) -> None:
-        self._security = security
-        self._schemes = security.chosen(requirement)
-        self._is_fixed = security.is_fixed(self._schemes)
-        self.fixed: RequestCredentials | None = None
-
-    async def sign(
-        self, context: OperationContext, headers: Mapping[str, str] | None = None
-    ) -> RequestCredentials:
-        """Return the credentials to add to a request.
-
-        Args:
-            context: The context of the call.
-            headers: The configured headers of the call, if they are already known.
-
-        Raises:
-            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a token provider.
-        """
-        if headers is None:
-            headers = await self._security.headers_of(context)
-        signature = await self._security.sign(self._schemes, context, headers)
-        if self._is_fixed:
-            self.fixed = signature
-        return signature
+    credentials: RequestCredentials | None = None
+    """The fixed credentials, once they are known."""
 
 
 class Security:
@@ -335,12 +313,26 @@ class Security:
             if scheme.get("type") == "apiKey"
         )
 
-    async def headers_of(self, context: OperationContext) -> Mapping[str, str]:
-        """Return the configured headers of one call.
+    def plan(self, requirement: Any) -> SecurityPlan:
+        """Return the plan for an operation's own security requirement; for the document's if it is None."""
+        if self.is_empty:
+            return SecurityPlan({}, is_fixed=True, credentials=NOTHING)
+        alternatives = list_of(self._default if requirement is None else requirement)
+        known = self._credentials
+        # The first alternative whose schemes all have credentials.
+        usable = (
+            each for each in map(object_of, alternatives) if each and each.keys() <= known.keys()
+        )
+        schemes: JSONObject = next(usable, {})
+        given = [known[name] for name in schemes]
+        if self._auth is not None:
+            given.append(_auth_secret(self._auth))
+        # A user name and password may have to be exchanged for a token.
+        is_fixed = not self._has_functions and all(isinstance(each, str) for each in given)
+        return SecurityPlan(schemes, is_fixed)
 
-        Raises:
-            CallError: `ACCESS_DENIED` if a function fails.
-        """
+    async def _headers_of(self, context: OperationContext) -> Mapping[str, str]:
+        """Return the configured headers of one call."""
         if not self._has_functions:
             return cast("Mapping[str, str]", self._headers)
         found = {name: await _secret(value, context) for name, value in self._headers.items()}
@@ -358,15 +350,28 @@ class Security:
             )
 
     async def sign(
-        self, schemes: JSONObject, context: OperationContext, headers: Mapping[str, str]
+        self,
+        plan: SecurityPlan,
+        context: OperationContext,
+        headers: Mapping[str, str] | None = None,
     ) -> RequestCredentials:
-        """Return the credentials of a request for these security schemes; see `Signer.sign`."""
-        signature = RequestCredentials()
-        signature.headers.update(headers)
+        """Return the credentials to add to a request.
+
+        Args:
+            plan: The plan of the operation.
+            context: The context of the call.
+            headers: The configured headers of the call, if they are already known.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a token provider.
+        """
+        if headers is None:
+            headers = await self._headers_of(context)
+        signature = RequestCredentials(headers=dict(headers), configured=headers)
         for name, value in headers.items():
             if names_a_secret(name):
                 signature.secrets += (value, value.partition(" ")[2])
-        for name, scopes in schemes.items():
+        for name, scopes in plan.schemes.items():
             await self._apply(signature, name, [text_of(s) for s in list_of(scopes)], context)
         if self._auth is not None:
             auth, secret = self._auth, _auth_secret(self._auth)
@@ -380,24 +385,9 @@ class Security:
         for name, value in signature.headers.items():
             enforce_header(name, value)
         signature.header_keys = frozenset(map(header_key, signature.headers))
+        if plan.is_fixed:
+            plan.credentials = signature
         return signature
-
-    def is_fixed(self, schemes: JSONObject) -> bool:
-        """Return whether the credentials for these schemes are the same for every request."""
-        given = [self._credentials[name] for name in schemes]
-        if self._auth is not None:
-            given.append(_auth_secret(self._auth))
-        # A user name and password may have to be exchanged for a token.
-        return not self._has_functions and all(isinstance(each, str) for each in given)
-
-    def chosen(self, requirement: Any) -> JSONObject:
-        """Return the first alternative whose schemes all have credentials; empty if none has."""
-        alternatives = list_of(self._default if requirement is None else requirement)
-        for alternative in alternatives:
-            schemes = object_of(alternative)
-            if schemes and all(name in self._credentials for name in schemes):
-                return schemes
-        return {}
 
     async def _apply(
         self, signature: RequestCredentials, name: str, scopes: list[str], context: OperationContext

@@ -32,7 +32,6 @@ from operations.openapi.reading.files import (
     bundle_urls,
     shown_location,
 )
-from operations.openapi.security import Signer
 from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
@@ -183,7 +182,8 @@ async def from_openapi_url(
     try:
         headers: dict[str, str] = {}
         if config.sign_documents:
-            headers = (await Signer(client.security, None).sign(NO_CALL)).headers
+            security = client.security
+            headers = (await security.sign(security.plan(None), NO_CALL)).headers
         fetch = partial(client.download, headers=headers)
         document = await bundle_urls(url, fetch, limits=_limits(config))
     except CallError as error:

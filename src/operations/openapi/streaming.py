@@ -22,14 +22,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from operations._decoding import decode_json
-from operations._json import (
-    MAX_REQUEST_VALUES,
-    JSONLimitError,
-    JSONValueError,
-    count_values,
-    object_of,
-)
+from operations._json import count_values, object_of
 from operations.context import OperationContext
 from operations.envelopes import (
     DescribedEnvelope,
@@ -43,6 +36,7 @@ from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
 from operations.openapi.responses import (
     WholeResponse,
+    event_data,
     json_data,
     meta_of,
     over_limit,
@@ -248,13 +242,15 @@ class JSONLinesDecoder:
         self._in_record, self._line, self._depth = False, 0, 0
 
 
-def read_items(response: WholeResponse, described: ResponseData, max_values: int) -> list[Any]:
-    """Return the items of a stream that has arrived as a whole.
+def read_all(response: WholeResponse, described: ResponseData, max_values: int) -> Any:
+    """Return the data of a response that has arrived as a whole: the items of a stream as a list.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if a line is not JSON, `RESOURCE_EXHAUSTED` if there are too many values.
+        CallError: As `read_data`.
     """
     content, content_type = response.content, response.headers.get("content-type", "")
+    if not (described.is_stream and media.is_stream(content_type)) or response.status in EMPTY:
+        return read_data(response, described, max_values)
     if not media.is_sequence(content_type):
         events = EventStreamDecoder(max_event_bytes=len(content) + 1).feed(content)
         return [item_data(event.data, described) for event in events if event.data != DONE]
@@ -271,20 +267,6 @@ def item_data(text: str, described: ResponseData) -> Any:
     """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON."""
     data = text if described.has_text_items else event_data(text)
     return text if described.keeps_text(data) else data
-
-
-def event_data(text: str | bytes, what: str = "An event") -> Any:
-    """Return the JSON that an event or a line contains; `text` itself if it is not JSON.
-
-    Raises:
-        CallError: `RESOURCE_EXHAUSTED` if it holds too many values.
-    """
-    try:
-        return decode_json(text, max_values=MAX_REQUEST_VALUES)
-    except JSONValueError as error:
-        if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} {error.reason}.") from None
-        return text
 
 
 @dataclass(slots=True)

@@ -33,8 +33,8 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
     cookies: list[str] = []
     body: bytes | StreamedBody | None = None
 
-    signer: Any = None
-    """Signs the requests of the operation."""
+    security: Any = None
+    """The `SecurityPlan` of the operation."""
 
     redirects: frozenset[str] = frozenset()
     """The redirects that the document declares as responses: statuses, or `3XX`."""

@@ -18,6 +18,7 @@ from operations.openapi.reading.keywords import as_object, base64_encoding
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import Media, Model, Response, best
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
+from operations.openapi.transport import DEFAULT_HEADERS
 from operations.schema import Schema
 from operations.schema.references import possible_types
 from operations.types import JSONObject, JSONSchema
@@ -114,7 +115,7 @@ class Expected:
         is_split: Whether the document declares both a stream and other media types, which are separate operations.
 
     Attributes:
-        accept: The Accept header.
+        headers: The headers of every request.
         redirects: The declared redirects: statuses, or `3XX`.
         found: The descriptions found so far, by status and content type.
     """
@@ -135,7 +136,7 @@ class Expected:
         self._is_stream = is_stream
         self._responses = {r.status.upper(): r for r in model.responses}
         self.found: dict[tuple[int, str], ResponseData] = {}
-        self.accept = self._accept(is_split=is_split)
+        self.headers = {**DEFAULT_HEADERS, "Accept": self._accept(is_split=is_split)}
         self.redirects = frozenset(s for s in self._responses if s[:1] == "3")
 
     def find(self, status: int, content_type: str) -> ResponseData:
