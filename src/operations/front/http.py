@@ -164,7 +164,7 @@ class RequestState:
         scope = self.scope
         if _AUTH_ERROR in scope:
             raise scope[_AUTH_ERROR]
-        if self.pipeline.resolve is None and self.front.serves_anonymous():
+        if self.pipeline.resolve is None and self.front.credentials.admits_anonymous:
             # Clients cannot authenticate.
             scope.setdefault(IDENTITY, None)
         if IDENTITY not in scope:
@@ -477,7 +477,7 @@ class RequestPipeline:
         return with_check(identity, credential.is_valid)
 
     def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
-        if identity is None and not self.front.serves_anonymous() and OPEN not in scope:
+        if identity is None and not self.front.credentials.admits_anonymous and OPEN not in scope:
             raise self.front.challenge.missing()
 
 

@@ -323,7 +323,7 @@ class Security:
         usable = (
             each for each in map(object_of, alternatives) if each and each.keys() <= known.keys()
         )
-        schemes: JSONObject = next(usable, {})
+        schemes = next(usable, JSONObject())
         given = [known[name] for name in schemes]
         if self._auth is not None:
             given.append(_auth_secret(self._auth))
