@@ -53,8 +53,9 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.pubsub.base import Delivery, EventTarget, Subscription, shielded, usable
+from operations.pubsub.base import Delivery, EventTarget, Subscription
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.targets import shielded, usable
 from operations.types import JSONObject
 
 DEFAULT_WINDOW = 256

@@ -56,7 +56,8 @@ from operations.front import Front
 from operations.front.credentials import credential_ended, identify_credential
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
-from operations.pubsub.base import BoundedSet, EventTarget, WorkerStats, start_task
+from operations.pubsub.base import EventTarget, WorkerStats
+from operations.pubsub.targets import BoundedSet, start_task
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")

@@ -32,9 +32,8 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
     WorkerStats,
-    shielded,
-    usable,
 )
+from operations.pubsub.targets import shielded, usable
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")

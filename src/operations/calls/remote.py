@@ -26,7 +26,8 @@ from operations.calls.services import DESCRIBE, SERVICES, SpecDecoder
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, RegistrationError, TransportError, timeout_error
-from operations.pubsub.base import EventTarget, shielded
+from operations.pubsub.base import EventTarget
+from operations.pubsub.targets import shielded
 from operations.registry import OperationRegistry
 from operations.specs import (
     Operation,

@@ -50,7 +50,8 @@ from operations.errors import (
     TooLargeError,
     TransportError,
 )
-from operations.pubsub.base import Delivery, EventTarget, start_task
+from operations.pubsub.base import Delivery, EventTarget
+from operations.pubsub.targets import start_task
 from operations.schema.explain import invalid_json
 from operations.types import JSONObject
 

@@ -54,17 +54,9 @@ from operations.calls.jobs import (
 from operations.calls.services import SERVICES, digest_of, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.base import (
-    PUT_TYPE,
-    BoundedSet,
-    Delivery,
-    EventTarget,
-    Receiver,
-    WorkerStats,
-    shielded,
-    usable,
-)
+from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats
 from operations.pubsub.signing import SignedTarget
+from operations.pubsub.targets import BoundedSet, shielded, usable
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
 from operations.types import options_of

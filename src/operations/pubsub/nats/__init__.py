@@ -52,9 +52,7 @@ from operations.pubsub.base import (
     StoredLetter,
     Subscription,
     WorkerStats,
-    shielded,
 )
-from operations.pubsub.broker import BrokerTarget
 from operations.pubsub.config import (
     ANY_CLIENT,
     NOT_PERMITTED,
@@ -74,6 +72,7 @@ from operations.pubsub.nats.client import (
 )
 from operations.pubsub.nats.jetstream import NO_JETSTREAM, JetStream, stream_name
 from operations.pubsub.signing import signed
+from operations.pubsub.targets import BrokerTarget, shielded
 from operations.types import options_of
 
 __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]

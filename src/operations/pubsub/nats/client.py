@@ -31,8 +31,9 @@ from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[r
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import TooLargeError, TransportError
-from operations.pubsub.base import Subscription, WorkerStats, start_task
+from operations.pubsub.base import Subscription, WorkerStats
 from operations.pubsub.config import NOT_PERMITTED
+from operations.pubsub.targets import start_task
 
 logger = logging.getLogger("operations")
 

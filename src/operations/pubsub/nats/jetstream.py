@@ -31,17 +31,10 @@ from nats.js.errors import (
 
 from operations._resilience import LogThrottle
 from operations.errors import NotSentError, QueueFullError, TransportError
-from operations.pubsub.base import (
-    IDLE,
-    BatchSize,
-    Consumer,
-    Delivery,
-    QueueState,
-    StoredLetter,
-    deliver,
-)
+from operations.pubsub.base import Consumer, Delivery, QueueState, StoredLetter
 from operations.pubsub.config import NatsConfig
 from operations.pubsub.nats.client import NATS_ERRORS, ReconnectingClient, sender_of, subject_of
+from operations.pubsub.targets import IDLE, BatchSize, deliver
 
 logger = logging.getLogger("operations")
 

@@ -47,7 +47,6 @@ from operations.pubsub.base import (
     QueueState,
     Receiver,
     StoredLetter,
-    enforce_size,
 )
 from operations.pubsub.config import (
     ANY_CLIENT,
@@ -66,6 +65,7 @@ from operations.pubsub.redis.subscriptions import (
     not_added,
 )
 from operations.pubsub.signing import signed
+from operations.pubsub.targets import enforce_size
 from operations.types import options_of
 
 __all__ = [

@@ -32,8 +32,6 @@ from redis.exceptions import (
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import shielded, wait_until
-from operations.pubsub.broker import BrokerTarget
 from operations.pubsub.config import (
     NOT_PERMITTED,
     RedisConfig,
@@ -41,6 +39,7 @@ from operations.pubsub.config import (
     read_redis_address,
     refusal,
 )
+from operations.pubsub.targets import BrokerTarget, shielded, wait_until
 
 logger = logging.getLogger("operations")
 

@@ -16,15 +16,7 @@ from typing import Any, TypeAlias
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.errors import NotPermittedError, NotSentError, TransportError
-from operations.pubsub.base import (
-    IDLE,
-    BatchSize,
-    Consumer,
-    Delivery,
-    Receiver,
-    deliver,
-    shielded,
-)
+from operations.pubsub.base import Consumer, Delivery, Receiver
 from operations.pubsub.config import NOT_PERMITTED, refusal
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
@@ -34,6 +26,7 @@ from operations.pubsub.redis.connection import (
     ask,
     pack_command,
 )
+from operations.pubsub.targets import IDLE, BatchSize, deliver, shielded
 
 logger = logging.getLogger("operations")
 

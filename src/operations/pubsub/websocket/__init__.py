@@ -33,8 +33,8 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._resilience import Backoff
 from operations._text import enforce_lists, without_secrets
 from operations.access import Identity
-from operations.pubsub.base import shielded
 from operations.pubsub.config import connect_failure, enforce_address
+from operations.pubsub.targets import shielded
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
     BATCHES,

@@ -1,0 +1,295 @@
+"""What event targets share: tasks, deliveries, the batches of a worker, and the state of a connection to a broker."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import wraps
+from time import monotonic
+from typing import Any, TypeVar
+
+import anyio
+
+from operations._resilience import LogThrottle
+from operations.errors import NotSentError, TooLargeError
+from operations.pubsub.base import Delivery, EventTarget, Receiver
+from operations.pubsub.config import BrokerConfig, enforce_client
+
+logger = logging.getLogger("operations")
+
+_broken = LogThrottle()
+
+
+def start_task(
+    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]
+) -> "asyncio.Task[Any]":
+    """Run a coroutine in the background, with a reference to its task in `tasks` until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+OwnerT = TypeVar("OwnerT")
+
+
+def shielded(
+    close: Callable[[OwnerT], Coroutine[Any, Any, None]],
+) -> Callable[[OwnerT], Coroutine[Any, Any, None]]:
+    """Let a method that closes an object finish in a cancelled scope of anyio, in which every `await` is cancelled."""
+
+    @wraps(close)
+    async def finish(owner: OwnerT) -> None:
+        with anyio.CancelScope(shield=True):
+            await close(owner)
+
+    return finish
+
+
+def enforce_size(body: bytes, max_bytes: int) -> None:
+    """Raise `TooLargeError` if a message is too large."""
+    if len(body) > max_bytes:
+        raise TooLargeError(f"{len(body)} bytes are more than {max_bytes}")
+
+
+async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:
+    """Wait for a connection that is being restored; raise `NotSentError(failure)` if that takes too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await connected.wait()
+    except TimeoutError:
+        raise NotSentError(failure) from None
+
+
+def usable(target: EventTarget) -> EventTarget:
+    """Return `target` if it is an event target.
+
+    Raises:
+        TypeError: If it is not an event target, or a connector that was not opened with `async with`.
+    """
+    if hasattr(target, "mailbox"):
+        return target
+    if hasattr(target, "__aenter__"):
+        raise TypeError("the target is not open: async with connect_...(...) as target")
+    raise TypeError(
+        f"{target!r} is not an event target: use connect_redis, connect_nats or the like"
+    )
+
+
+def deliver(receiver: Receiver, delivery: Delivery) -> None:
+    """Pass a message to its receiver. A failure is logged, so that the next messages arrive."""
+    try:
+        receiver.receive(delivery)
+    except Exception:
+        logger.log(_broken.level(), "a message could not be processed", exc_info=True)
+        if delivery.claim is not None:
+            delivery.claim.remove()
+
+
+_MAX_BATCH = 64
+"""The largest number of requests in one read of a worker."""
+
+_PROMPT = 0.005
+"""If a whole batch starts within this many seconds, the next batch is larger."""
+
+_BLOCKED = 0.02
+"""If it takes longer than this many seconds to start a batch, and `_CLAIM` for each request that is removed from its
+queue first, a handler counts as blocking."""
+
+_CLAIM = 0.002
+"""The longest time in seconds to remove a single request from its queue."""
+
+_FULL_POLLS = (0.0, 0.0, 0.0, 0.001, 0.002)
+"""Pauses between checks for a free slot; the longest is `_FULL_POLL`."""
+
+_FULL_POLL = 0.005
+
+IDLE = 0.02
+"""Seconds without a request after which a worker counts as idle."""
+
+
+class BatchSize:
+    """Decides how many requests a worker reads from the broker at once.
+
+    A request that was read cannot go to another worker, so a worker reads only requests that it can start at once. The
+    size starts at 1, doubles while whole batches start promptly, and returns to 1 when the worker was idle or a handler
+    blocked the event loop.
+
+    Args:
+        capacity: Returns the number of requests that can start now.
+    """
+
+    def __init__(self, capacity: Callable[[], int]) -> None:
+        self._capacity = capacity
+        self._size = 1
+        self._loop = asyncio.get_running_loop()
+        self.is_full = False
+        """Whether the worker has no free slot, so that it is not reading."""
+        self._line = asyncio.Lock()
+        """Held while a single message is started. The lock is fair, so messages start in order."""
+        self._claiming = 0
+        self._claimed = asyncio.Event()
+        self._first_claimed_at = float("inf")
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether requests have arrived recently."""
+        return self._size > 1
+
+    async def room(self) -> int:
+        """Return the size of the next batch; wait while the worker is full."""
+        self.is_full = True
+        pauses = iter(_FULL_POLLS)
+        while (free := self._capacity()) <= 0:  # noqa: ASYNC110 - an event per call would cost every call more
+            await asyncio.sleep(next(pauses, _FULL_POLL))
+        self.is_full = False
+        return min(free, self._size)
+
+    def reset(self) -> None:
+        """Reset the size, because no request has arrived for some time."""
+        self._size = 1
+
+    @asynccontextmanager
+    async def claim(self, *, alone: bool) -> AsyncGenerator[None]:
+        """Return a context in which a request is removed from its queue; the request starts when the context ends.
+
+        Args:
+            alone: Wait until the earlier requests of the batch have started.
+        """
+        self._claiming += 1
+        try:
+            async with self._line if alone else nullcontext():
+                yield
+        finally:
+            self._claiming -= 1
+            self._first_claimed_at = min(self._first_claimed_at, self._loop.time())
+            if not self._claiming:
+                self._claimed.set()
+
+    async def begun(self, count: int, since: float) -> None:
+        """Wait until a batch of `count` requests that was delivered after `since` has started; adapt the size.
+
+        The next read must not be sent earlier, because a handler that blocks the loop would delay its requests.
+        """
+        # A request starts in the iteration of the event loop after its delivery, unless the broker must confirm first
+        # that it was removed from the queue.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        spent = self._loop.time() - since
+        tolerated = _BLOCKED
+        if self._claiming:
+            self._first_claimed_at = float("inf")
+            self._claimed.clear()
+            await self._claimed.wait()
+            # The first round trip does not count, because the worker is free in that time.
+            spent += self._loop.time() - self._first_claimed_at
+            tolerated += count * _CLAIM
+        if spent > tolerated:
+            self._size = 1
+        elif count >= self._size and spent < _PROMPT:
+            self._size = min(2 * self._size, _MAX_BATCH)
+
+
+class BoundedSet:
+    """A set of limited size with a newer and an older half. When the newer half is full, the older half is dropped.
+
+    Dropping single names would be slower, because a dict whose first keys were removed must be scanned.
+
+    Attributes:
+        complete_since: The set contains all names that were added after this time, by `monotonic`.
+    """
+
+    __slots__ = ("_began_at", "_newer", "_older", "_size", "complete_since")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._began_at = float("-inf")
+        self.complete_since = float("-inf")
+        self._newer: set[str] = set()
+        self._older: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._newer or name in self._older
+
+    def __len__(self) -> int:
+        return len(self._newer) + len(self._older)
+
+    def add(self, name: str) -> bool:
+        """Add `name`; return False if the set already contains it."""
+        newer = self._newer
+        if name in newer or name in self._older:
+            return False
+        newer.add(name)
+        if len(newer) >= self._size:
+            self._older, self._newer = newer, set()
+            self.complete_since, self._began_at = self._began_at, monotonic()
+        return True
+
+    def discard(self, name: str) -> None:
+        """Remove `name`."""
+        self._newer.discard(name)
+        self._older.discard(name)
+
+
+class BrokerTarget(EventTarget):
+    """A client of a broker, which belongs to one event loop.
+
+    Args:
+        config: The settings of the connection.
+        broker: The name of the broker, for messages.
+
+    Attributes:
+        client: The name of this client.
+        receivers: Notified when the connection is lost and restored.
+        connected: Set while the broker can be reached.
+        is_closed: Whether the connection was closed.
+    """
+
+    def __init__(self, config: BrokerConfig, broker: str) -> None:
+        enforce_client(config.client)
+        self.client = config.client
+        self.trusted, self.max_values = config.trusted, config.max_values
+        self.receivers: list[Receiver] = []
+        self.connected = asyncio.Event()
+        self.is_closed = False
+        self._broker = broker
+        self._losses = LogThrottle()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker can be reached now."""
+        return self.connected.is_set()
+
+    def enforce_usable(self) -> None:
+        """Raise an error unless the connection can be used on the running event loop.
+
+        Raises:
+            NotSentError: If the connection is closed, or belongs to another loop.
+        """
+        if self.is_closed:
+            raise NotSentError("the connection was closed: connect again")
+        if asyncio.get_running_loop() is not self._loop:
+            raise NotSentError("the connection belongs to another event loop: connect on this one")
+
+    async def ready(self, wait: float) -> None:
+        """Wait until the connection is restored; raise `NotSentError` if that takes too long."""
+        if not self.connected.is_set():
+            self.enforce_usable()
+            await wait_until(self.connected, wait, f"{self._broker} cannot be reached")
+
+    def notify(self, receiver: Receiver, undo: AsyncExitStack) -> None:
+        """Report changes of the connection to `receiver` until `undo` is closed."""
+        self.receivers.append(receiver)
+        undo.callback(self.receivers.remove, receiver)
+
+    def lost(self, reason: str) -> None:
+        """Report that the connection was lost."""
+        logger.log(self._losses.level(), reason)
+        for receiver in tuple(self.receivers):
+            receiver.lost(reason)
+
+    def restored(self) -> None:
+        """Report that the connection was restored."""
+        for receiver in tuple(self.receivers):
+            receiver.restored()
