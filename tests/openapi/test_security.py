@@ -92,6 +92,23 @@ async def test_a_credential_can_depend_on_the_caller(echo: Echo) -> None:
     assert sent == {"Bearer token-of-ann", "Bearer token-of-ben"}
 
 
+async def test_a_header_of_the_caller_beside_a_fixed_credential_is_computed_for_every_call(
+    echo: Echo,
+) -> None:
+    echo.seen.clear()
+
+    def name(context: OperationContext) -> str | None:
+        return None if context.identity is None else context.identity.id
+
+    config = {"credentials": {"key": "fixed-token"}, "headers": {"X-Caller": name}}
+    async with imported(secured(BEARER), base_url=echo.url, **config) as registry:
+        for who in ("ann", "ben"):
+            await registry.execute("api.call", {}, OperationContext(identity=Identity(who, [])))
+
+    assert [seen.header("x-caller") for seen in echo.seen] == ["ann", "ben"]
+    assert {seen.header("authorization") for seen in echo.seen} == {"Bearer fixed-token"}
+
+
 @pytest.mark.requirement("R08")
 @pytest.mark.parametrize("place", ["auth", "credentials"])
 async def test_a_credential_that_cannot_be_obtained_rejects_the_call(
