@@ -85,8 +85,7 @@ class Recent:
         self._ids = BoundedSet(max_ids)
         self._newer: dict[str, tuple[bytes, str]] = {}
         self._older: dict[str, tuple[bytes, str]] = {}
-        self._half = max_bytes // 2
-        self._left = self._half
+        self._half = self._left = max_bytes // 2
         self.add = self._ids.add
         """Store the id of a request; return False if it was already stored."""
         self.forget = self._ids.discard
