@@ -2,17 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 from tests.calls.waiting import until
+from tests.receivers import SilentReceiver
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from operations.errors import TransportError
+from operations.errors import NotSentError, TransportError
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
@@ -102,6 +103,20 @@ async def test_a_peer_that_sends_and_leaves_before_anyone_listens_is_noticed() -
         ) as target:
             await target.send("peer", SMALL)
         await asyncio.wait_for(noticed.wait(), 20)
+
+
+async def test_a_connection_cannot_be_used_on_another_event_loop() -> None:
+    async with serve_websocket(AcceptedTarget.wait_closed) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_websocket(f"ws://127.0.0.1:{port}") as target:
+            uses: list[Coroutine[Any, Any, Any]] = [
+                target.send("peer", SMALL),
+                target.enqueue("", SMALL, key="k", reply_to="", wait=1),
+                target.listen((target.mailbox(),), SilentReceiver()),
+            ]
+            for use in uses:
+                with pytest.raises(NotSentError, match="another event loop"):
+                    await asyncio.to_thread(asyncio.run, use)
 
 
 @pytest.mark.requirement("R35", "F6", "F7")

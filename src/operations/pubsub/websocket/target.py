@@ -249,6 +249,7 @@ class WebSocketTarget(EventTarget):
         self.broadcasts_replies = True
         self.malformed = 0
         self._interop = interop
+        self._loop = asyncio.get_running_loop()
         self._wanted: set[str] = set()
         self._wanted_more = asyncio.Event()
         self._subscribed: set[str] = set()
@@ -279,7 +280,12 @@ class WebSocketTarget(EventTarget):
         """Receive the requests of the peer, for any queue: a peer is a group with one worker."""
         return await self._register(self._consumers, consumer)
 
+    def _enforce_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise NotSentError("the connection belongs to another event loop: connect on this one")
+
     async def _register(self, receivers: list[Receiver], receiver: Receiver) -> AsyncExitStack:
+        self._enforce_loop()
         undo = AsyncExitStack()
         undo.push_async_callback(self._update_topics)
         undo.callback(receivers.remove, receiver)
@@ -294,6 +300,7 @@ class WebSocketTarget(EventTarget):
 
     async def send(self, address: str, body: bytes) -> None:
         """Send to the peer."""
+        self._enforce_loop()
         enforce_size(body, self.max_bytes)
         socket = self._socket
         if socket is None:
@@ -309,6 +316,7 @@ class WebSocketTarget(EventTarget):
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Send a request to the peer."""
+        self._enforce_loop()
         if self._socket is None and self._reconnects:
             await wait_until(self._connected, wait, "the WebSocket is not connected")
         await self.send(_PEER, body)
