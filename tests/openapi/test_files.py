@@ -379,6 +379,17 @@ async def test_bytes_are_saved_although_base64_is_declared(content: bytes, tmp_p
     assert (tmp_path / "saved").read_bytes() == content
 
 
+async def test_the_padding_of_a_long_response_in_base64_is_optional(tmp_path: Path) -> None:
+    content = b"\xff" * 100_000
+    async with connected(declared_as_base64({"contentEncoding": "base64url"})) as (
+        server,
+        registry,
+    ):
+        server.content = urlsafe_b64encode(content).rstrip(b"=")
+        await registry.execute("api.call", {"save_to": tmp_path / "saved"})
+    assert (tmp_path / "saved").read_bytes() == content
+
+
 async def test_a_response_that_only_begins_with_base64_is_not_saved(tmp_path: Path) -> None:
     async with connected(declared_as_base64({"format": "byte"})) as (server, registry):
         server.content = b"YWJj" * 100_000 + b"!"

@@ -362,6 +362,9 @@ class Base64Decoder:
         if self._is_base64 is None and len(self._pending) < _PROBE and not is_last:
             return b""
         text = b"".join(self._pending.split())
+        if is_last and self._is_base64:
+            # The padding at the end is optional.
+            text += b"=" * (-len(text) % 4)
         end = len(text) if is_last else len(text) // 4 * 4
         try:
             data = from_base64(text[:end])
