@@ -105,7 +105,6 @@ def ours(port: int, source: Any) -> None:
     import uvloop
 
     from operations import OperationRegistry
-    from operations.mcp import to_mcp
     from operations.server import create_app
     from operations.server.running import running
 
@@ -114,8 +113,7 @@ def ours(port: int, source: Any) -> None:
         async with source as operations:
             for operation in operations:
                 registry.register(operation)
-            mcp = to_mcp(registry).asgi_app()
-            async with running(create_app(registry, mcp=mcp, resources=[mcp.running()]), port=port):
+            async with running(create_app(registry, mcp=True), port=port):
                 await asyncio.Event().wait()
 
     uvloop.run(run())

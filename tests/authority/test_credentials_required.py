@@ -16,10 +16,8 @@ from operations.authority import ApprovalRule
 from operations.calls import PendingRequestMap
 from operations.calls.hub import WebSocketHub
 from operations.front import Front
-from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
-from operations.server.app import WebSocketEntry
 from operations.server.running import running
 from operations.tools import ToolConfig, configure_tools
 
@@ -31,11 +29,7 @@ OPERATOR = OperationContext(trusted=True)
 
 @asynccontextmanager
 async def over_http(registry: OperationRegistry) -> AsyncGenerator[tuple[Front, dict[str, Call]]]:
-    mcp = to_mcp(registry).asgi_app()
-    websocket = WebSocketEntry(registry, lambda _: None)
-    app = create_app(
-        registry, identity=lambda _: None, mcp=mcp, websocket=websocket, resources=[mcp.running()]
-    )
+    app = create_app(registry, identity=lambda _: None, mcp=True, websocket=True)
     async with running(app) as url, aiohttp.ClientSession(url) as session:
 
         async def send(path: str, **request: Any) -> str:

@@ -30,7 +30,6 @@ from operations.envelopes import (
 )
 from operations.observe import CallGraph
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.console import console_app
 from operations.server.running import running
 
 KEY = "a-key-for-tests-only"
@@ -315,7 +314,7 @@ def served(registry: OperationRegistry) -> Iterator[str]:
         registry,
         identity=keys,
         scopes_supported=["task:write"],
-        console=console_app(),
+        console=True,
         graph=CallGraph(limit=1000),
     )
     started = threading.Event()

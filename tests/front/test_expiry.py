@@ -18,12 +18,10 @@ from operations.authority import Grants, grants
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.front.credentials import RECHECK_SECONDS, Credential, CredentialMonitor
-from operations.mcp import to_mcp
 from operations.observe import CallStarted
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
-from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 KEY = {"x-api-key": "key"}
@@ -81,15 +79,7 @@ def following() -> OperationRegistry:
 @asynccontextmanager
 async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
     registry = following()
-    mcp = to_mcp(registry).asgi_app()
-    app = create_app(
-        registry,
-        identity=keys,
-        mcp=mcp,
-        websocket=WebSocketEntry(registry, lambda _: None),
-        resources=[mcp.running()],
-        scopes_supported=["run"],
-    )
+    app = create_app(registry, identity=keys, mcp=True, websocket=True, scopes_supported=["run"])
     peers = WebSocketHub(registry)
     with anyio.fail_after(20):
         async with (
@@ -249,11 +239,7 @@ async def test_what_was_opened_without_a_credential_ends_once_every_caller_needs
         yield 1
         await asyncio.Event().wait()
 
-    mcp = to_mcp(registry).asgi_app()
-    websocket = WebSocketEntry(registry, lambda _: None)
-    app = create_app(
-        registry, identity=Keys(), mcp=mcp, websocket=websocket, resources=[mcp.running()]
-    )
+    app = create_app(registry, identity=Keys(), mcp=True, websocket=True)
     with anyio.fail_after(30):
         async with running(app) as url, aiohttp.ClientSession() as session:
             async with session.post(f"{url}/mcp", json=INITIALIZE, headers=MCP_HEADERS) as opened:
@@ -340,8 +326,7 @@ async def test_a_half_sent_request_opens_no_stream_once_every_caller_needs_a_cre
 async def test_a_call_on_a_socket_ends_in_the_grace_period_of_a_shutdown() -> None:
     keys, registry, begun = Keys(), following(), asyncio.Event()
     registry.observe(lambda event: begun.set() if isinstance(event, CallStarted) else None)
-    websocket = WebSocketEntry(registry, lambda _: None)
-    app = create_app(registry, identity=keys, websocket=websocket, scopes_supported=["run"])
+    app = create_app(registry, identity=keys, websocket=True, scopes_supported=["run"])
     with anyio.fail_after(30):
         async with (
             running(app) as url,

@@ -25,14 +25,12 @@ from operations import CallError, Identity, OperationRegistry
 from operations._text import tool_name
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
-from operations.mcp import to_mcp
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 CALLERS = {"ann": Identity("ann", ["run"]), "bob": Identity("bob", ["other"])}
@@ -87,20 +85,13 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
     registry.operation("test.cancelled_later")(cancelled_later)
     registry.operation("test.exit")(leave)
 
-    lean, sdk = to_mcp(registry).asgi_app(), to_mcp(registry).asgi_app(lean=False)
-
-    async def mcp(scope: Any, receive: Any, send: Any) -> None:
-        is_sdk = any(name == b"x-sdk" for name, _ in scope["headers"])
-        await (sdk if is_sdk else lean)(scope, receive, send)
-
-    mcp.shares_pipeline = True  # type: ignore[attr-defined]
     app = create_app(
         registry,
         identity=APIKeys({hash_key(key): caller for key, caller in CALLERS.items()}),
         limits=limits,
-        mcp=mcp,
-        websocket=WebSocketEntry(registry, CALLERS.get),
-        resources=[lean.running(), sdk.running()],
+        mcp=True,
+        websocket=True,
+        resolve=CALLERS.get,
         scopes_supported=["run"],
         **options,
     )
@@ -154,7 +145,8 @@ async def over_lean_mcp(hub: Hub, operation: str, value: Any, key: str | None) -
 
 
 async def over_sdk_mcp(hub: Hub, operation: str, value: Any, key: str | None) -> str:
-    return await _over_mcp(hub, operation, value, key, {"x-sdk": "1"})
+    # The SDK serves requests for progress reports.
+    return await _over_mcp(hub, operation, value, key, {"progressToken": 1})
 
 
 async def over_socket(hub: Hub, operation: str, value: Any, key: str | None) -> str:
@@ -211,17 +203,16 @@ def _socket_url(hub: Hub) -> str:
 
 
 async def _over_mcp(
-    hub: Hub, operation: str, value: Any, key: str | None, headers: dict[str, str]
+    hub: Hub, operation: str, value: Any, key: str | None, meta: dict[str, Any]
 ) -> str:
     name = tool_name(operation)
     body = {
         "jsonrpc": "2.0",
         "id": 1,
         "method": "tools/call",
-        "params": {"name": name, "arguments": value, "_meta": MODERN_META},
+        "params": {"name": name, "arguments": value, "_meta": {**MODERN_META, **meta}},
     }
-    headers = {**headers, **modern_headers("tools/call", name)}
-    return await _posted(hub, "/mcp", body, key, headers)
+    return await _posted(hub, "/mcp", body, key, modern_headers("tools/call", name))
 
 
 async def _posted(hub: Hub, path: str, body: Any, key: str | None, headers: dict[str, str]) -> str:

@@ -14,7 +14,6 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from operations import Identity, OperationContext, OperationRegistry
-from operations.mcp import to_mcp
 from operations.server import CredentialError, Limits, create_app
 from operations.server.running import running
 
@@ -100,8 +99,7 @@ async def serving(limits: Limits, keys: Keys | None = None) -> AsyncGenerator[Cl
         answer = await context.elicit("Who?", FORM)
         return f"hello {answer['content']['name']}"
 
-    mcp = to_mcp(registry).asgi_app()
-    app = create_app(registry, identity=keys, limits=limits, mcp=mcp, resources=[mcp.running()])
+    app = create_app(registry, identity=keys, limits=limits, mcp=True)
     with anyio.fail_after(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             yield Client(f"{url}/mcp", session)

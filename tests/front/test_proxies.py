@@ -29,8 +29,7 @@ def serving(**options: Any) -> Any:
     async def run() -> str:
         return "fine"
 
-    mcp = to_mcp(registry).asgi_app()
-    return create_app(registry, mcp=mcp, resources=[mcp.running()], **options)
+    return create_app(registry, mcp=True, **options)
 
 
 @pytest.mark.requirement("R60")

@@ -14,7 +14,6 @@ from operations import OperationRegistry
 from operations.calls.hub import WebSocketHub
 from operations.front import Front
 from operations.server import Limits, create_app
-from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 
@@ -60,8 +59,7 @@ async def serving(kind: str, limits: Limits, **options: Any) -> AsyncGenerator[t
         yield "x" * size
         yield "x" * size
 
-    entry = WebSocketEntry(registry, lambda _: None)
-    app = create_app(registry, websocket=entry, limits=limits)
+    app = create_app(registry, websocket=True, limits=limits)
     with anyio.fail_after(60):
         if kind == "hub":
             hub = WebSocketHub(registry, limits=limits, max_operations=0)

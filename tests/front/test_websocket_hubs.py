@@ -17,7 +17,6 @@ from operations.calls.hub import WebSocketHub
 from operations.errors import TransportError
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.server import APIKeys, Limits, create_app
-from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 SERVERS = pytest.mark.parametrize("kind", ["hub", "app"])
@@ -58,9 +57,7 @@ async def serving(
             async with hub.serve(**options) as server:
                 yield server.sockets[0].getsockname()[1], "/"
         else:
-            app = create_app(
-                registry, websocket=WebSocketEntry(registry, lambda _: None), **options
-            )
+            app = create_app(registry, websocket=True, **options)
             async with running(app) as url:
                 yield int(url.rpartition(":")[2]), "/ws"
 
@@ -201,8 +198,7 @@ async def test_a_handshake_at_an_unknown_path_gets_404(
     is_mounted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = files([])
-    entry = WebSocketEntry(registry, lambda _: None) if is_mounted else False
-    app = create_app(registry, websocket=entry, identity=APIKeys({}))
+    app = create_app(registry, websocket=is_mounted, identity=APIKeys({}))
     async with running(app) as url:
         port = int(url.rpartition(":")[2])
         assert await status_of(port, "/elsewhere") == 404

@@ -4,7 +4,6 @@ import asyncio
 from typing import TypedDict, cast
 
 from operations import CallError, ErrorDefinition, OperationContext, OperationRegistry
-from operations.mcp import to_mcp
 from operations.server import create_app
 from operations.server.running import running
 
@@ -72,8 +71,7 @@ def build_registry() -> OperationRegistry:
 async def main() -> None:
     """Serve until the process is ended."""
     registry = build_registry()
-    mcp = to_mcp(registry).asgi_app(path=None, hosts=None)
-    async with running(create_app(registry, mcp=mcp, resources=[mcp.running()])) as url:
+    async with running(create_app(registry, mcp=True)) as url:
         print(f"{url}/mcp", flush=True)
         await asyncio.Event().wait()
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import PROJECT
 
 from operations.access import Identity
-from operations.mcp import MCPClientConfig, connect_mcp, read_servers, to_mcp
+from operations.mcp import MCPClientConfig, connect_mcp, read_servers
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running
@@ -70,9 +70,8 @@ async def test_a_recipe_connects_as_its_caller(text: str, tmp_path: Path) -> Non
     async def tasks() -> list[str]:
         return ["one"]
 
-    mcp = to_mcp(registry).asgi_app(path=None, hosts=None)
     keys = APIKeys({hash_key(KEY): Identity("assistant", ["task:read"])})
-    app = create_app(registry, identity=keys, mcp=mcp, resources=[mcp.running()])
+    app = create_app(registry, identity=keys, mcp=True)
     async with running(app) as url:
         entry = json.loads(json.dumps(entry).replace("http://127.0.0.1:8000", url))
         assert await tools_of(entry) == ["hub.task__list"]

@@ -11,7 +11,7 @@ from tests.mcp_serving.support import example
 from tests.server.asgi import Client, Response
 
 from operations import Identity
-from operations.mcp import to_mcp
+from operations.mcp import MCPServerSettings, to_mcp
 from operations.server import Limits, create_app
 
 PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
@@ -82,14 +82,12 @@ async def test_the_access_log_has_the_request_id(caplog: pytest.LogCaptureFixtur
     registry = example()
     ids: list[str] = []
     registry.observe(lambda event: ids.append(event.request_id))
-    mcp = to_mcp(registry, stateless=True).asgi_app()
-    client = Client(create_app(registry, mcp=mcp))
+    client = Client(create_app(registry, mcp=MCPServerSettings(stateless=True)))
     call = {**PING, "method": "tools/call", "params": {"name": "math__add", "arguments": {"a": 1}}}
     with caplog.at_level(logging.INFO, "operations.access"):
-        async with mcp.running():
-            for headers in ({}, {"mcp-param-x": "not plain"}):
-                answer = await client.post("/mcp", json=call, headers={**MCP_HEADERS, **headers})
-                assert answer.status == 200
+        for headers in ({}, {"mcp-param-x": "not plain"}):
+            answer = await client.post("/mcp", json=call, headers={**MCP_HEADERS, **headers})
+            assert answer.status == 200
 
     logged = [msgspec.json.decode(record.getMessage())["requestId"] for record in caplog.records]
     assert len(logged) == 2

@@ -15,7 +15,6 @@ from operations.front.limits import client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.app import WebSocketEntry
 from operations.server.identity import IdentityResolver
 from operations.server.running import running
 
@@ -178,8 +177,8 @@ async def test_mcp_alone_counts_guesses_as_well() -> None:
 async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
     registry = OperationRegistry()
     registry.operation("test.run", scopes=["run"])(_fine)
-    entry = WebSocketEntry(registry, {"alice": Identity("alice", ["run"])}.get)
-    app = create_app(registry, websocket=entry, limits=UNFORGIVEN)
+    callers = {"alice": Identity("alice", ["run"])}
+    app = create_app(registry, websocket=True, resolve=callers.get, limits=UNFORGIVEN)
     with anyio.fail_after(20):
         async with (
             running(app) as url,

@@ -16,7 +16,6 @@ from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.front.messages import read_body
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 
@@ -119,7 +118,8 @@ async def test_the_concurrency_of_a_caller_is_counted_over_all_entry_points() ->
         registry,
         limits=Limits(calls=5, calls_per_caller=2, streams_per_caller=1),
         identity=APIKeys({hash_key(name): caller for name, caller in callers.items()}),
-        websocket=WebSocketEntry(registry, lambda key: callers.get(key.strip())),
+        websocket=True,
+        resolve=lambda key: callers.get(key.strip()),
     )
     client = Client(app)
     async with AsyncExitStack() as stack:
@@ -178,7 +178,7 @@ async def test_a_rate_holds_inside_a_socket_too() -> None:
         return "fine"
 
     limits = Limits(rate_per_caller=0.001, burst=3)
-    app = create_app(registry, limits=limits, websocket=WebSocketEntry(registry, lambda _: None))
+    app = create_app(registry, limits=limits, websocket=True)
     outcomes: list[str] = []
     async with (
         running(app) as url,

@@ -271,9 +271,9 @@ async def test_the_server_does_not_name_itself() -> None:
         assert "server" not in response.headers
 
 
-def test_an_entry_point_that_is_not_an_application_is_rejected_at_once() -> None:
+def test_an_mcp_server_in_place_of_its_settings_is_rejected_at_once() -> None:
     registry = OperationRegistry()
-    with pytest.raises(TypeError, match="asgi_app"):
+    with pytest.raises(TypeError, match="MCPServerSettings"):
         create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]
 
 

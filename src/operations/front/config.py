@@ -175,11 +175,7 @@ class MCPServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of `create_app`.
-
-    A mounted application finds the caller's identity in `scope["operations.identity"]`; a request with an invalid
-    credential never reaches it.
-    """
+    """Settings of `create_app`."""
 
     identity: Resolver | Sequence[Resolver] | None = None
     """Resolves the identity of a request; several resolvers are tried in turn. Without a resolver, only operations
@@ -223,14 +219,14 @@ class ServerConfig:
     expose_errors: bool = False
     """Show callers the text of unexpected exceptions. For development."""
 
-    mcp: bool | MCPServerSettings | ASGIApp = False
-    """Serve MCP at `/mcp`, with these settings; or an ASGI application to serve there."""
+    mcp: bool | MCPServerSettings = False
+    """Serve MCP at `/mcp`, with these settings."""
 
-    websocket: bool | ASGIApp = False
-    """Serve the call protocol on WebSockets at `/ws`; or an ASGI application to serve there."""
+    websocket: bool = False
+    """Serve the call protocol on WebSockets at `/ws`."""
 
-    console: bool | ASGIApp = False
-    """Serve the web console at `/`; or an ASGI application to serve there, for all other paths."""
+    console: bool = False
+    """Serve the web console at `/`."""
 
     resolve: CredentialResolver | None = None
     """Returns the identity for a `credential` inside a WebSocket message."""
@@ -256,12 +252,9 @@ class ServerConfig:
             raise ValueError("authorization_servers need public_url: tokens are issued for it")
         if self.public_url and not self.public_url.startswith(("https://", "http://")):
             raise ValueError("public_url must begin with https:// or http://")
-        for name in ("mcp", "websocket", "console"):
-            app = getattr(self, name)
-            if not isinstance(app, bool | MCPServerSettings) and not callable(app):
-                hint = ", such as to_mcp(registry).asgi_app()" if name == "mcp" else ""
-                kind = type(app).__name__
-                raise TypeError(f"{name} must be True or an ASGI application{hint}, not {kind}")
+        if not isinstance(self.mcp, bool | MCPServerSettings):
+            kind = type(self.mcp).__name__
+            raise TypeError(f"mcp must be True or MCPServerSettings(...), not {kind}")
 
     @property
     def serves_anonymous(self) -> bool:

@@ -68,10 +68,7 @@ CREDENTIAL: Final = "operations.credential"
 """Scope key of the caller's `Credential`, if it has one."""
 
 STATE: Final = "operations.state"
-"""Scope key of the `RequestState`, for mounted applications that share the pipeline."""
-
-PIPELINE: Final = "operations.pipeline"
-"""Scope key of the pipeline that a mounted application shares."""
+"""Scope key of the `RequestState`, for the handlers of the MCP SDK."""
 
 OPEN: Final = "operations.open"
 """Scope key of paths that serve clients without a credential even if the server requires one."""

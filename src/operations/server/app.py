@@ -1,18 +1,16 @@
 """`create_app` serves a registry as an ASGI application, with the call protocol on WebSockets.
 
-access log -> root path -> Host and Origin -> operations, gateway, pages, mounted applications
+access log -> root path -> Host and Origin -> operations, fixed paths, MCP, WebSockets, console
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 from weakref import finalize
 
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
-from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
@@ -20,25 +18,15 @@ from operations.access import Identity
 from operations.calls import serve_calls
 from operations.front import Front
 from operations.front.config import MCPServerSettings, ServerConfig
-from operations.front.credentials import CredentialResolver, credential_ended, credentials_in
-from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline, RequestState
+from operations.front.credentials import CredentialResolver, credential_ended
+from operations.front.http import CREDENTIAL, IDENTITY, RequestPipeline
 from operations.front.limits import client_address
-from operations.front.messages import AccessLog, HostGuard, route_path
+from operations.front.messages import AccessLog, HostGuard
 from operations.observe import CallGraph
 from operations.registry import OperationRegistry
-from operations.server.console import ASSETS, console_app
+from operations.server.console import console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
-from operations.server.routes import (
-    WEBSOCKET_ROUTES,
-    OperationPaths,
-    Selected,
-    absent_operations,
-    http_mount,
-    is_http,
-    route_table,
-    socket_mount,
-    unknown_paths,
-)
+from operations.server.routes import WEBSOCKET_ROUTES, OperationPaths, Router
 from operations.server.system import GATEWAY_ROUTES, Pages, Readiness
 from operations.telemetry import CallMetrics
 from operations.types import options_of
@@ -57,11 +45,9 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     sessions = Sessions()
     pipeline = _pipeline(config, registry, sessions)
     metrics = CallMetrics(registry, time_all=False)
-    mcp = _mounted(config.mcp, lambda: _mcp_app(config, registry))
-    websocket = _mounted(config.websocket, lambda: WebSocketEntry(registry, config.resolve))
-    console = _mounted(config.console, console_app)
+    mcp = _mcp_app(config, registry, pipeline) if config.mcp else None
     graph = config.graph
-    if graph is None and config.console is True:
+    if graph is None and config.console:
         graph = CallGraph(limit=_REMEMBERED)
     readiness = Readiness(config.ready)
     pages = Pages(config, sessions, metrics, readiness, graph)
@@ -74,38 +60,24 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             if graph is not None:
                 unobserve()
                 stack.callback(registry.observe(graph))
-            if _is_built(config.mcp):
-                await stack.enter_async_context(cast("Any", mcp).running())
+            if mcp is not None:
+                await stack.enter_async_context(mcp.running())
             for resource in config.resources:
                 await stack.enter_async_context(resource)
             readiness.is_up = True
             yield
             readiness.is_up = False
 
-    fixed = {**GATEWAY_ROUTES, **pages.routes, **({} if websocket is None else WEBSOCKET_ROUTES)}
-    routes: list[BaseRoute] = [route_table(pipeline, fixed)]
-    if mcp is not None:
-        routes.append(http_mount("/mcp", mcp, pipeline))
-    routes.append(socket_mount("/ws", websocket, pipeline))
-    routes.append(absent_operations(pipeline))
-    if console is None:
-        routes.append(unknown_paths(pipeline))
-    elif config.console is True:
-        routes.append(_console_mount(console, pipeline))
-    else:
-        # A separate application, with its own credentials.
-        routes.append(Mount("/", console))
-
-    def wrap(inside: ASGIApp) -> ASGIApp:
-        app: ASGIApp = HostGuard(
-            OperationPaths(inside, pipeline),
-            hosts=config.accepted_hosts,
-            origins=config.allowed_origins,
-        )
-        root = config.root_path.rstrip("/")
-        return AccessLog(_RootPath(app, root) if root else app)
-
-    app = _App(wrap, routes=routes, lifespan=lifespan)
+    router = Router(
+        pipeline,
+        {**GATEWAY_ROUTES, **pages.routes, **(WEBSOCKET_ROUTES if config.websocket else {})},
+        mcp=mcp,
+        websocket=WebSocketEntry(pipeline.front, config.resolve) if config.websocket else None,
+        console=console_app() if config.console else None,
+    )
+    served: ASGIApp = _guarded(OperationPaths(router, pipeline), config)
+    root = config.root_path.rstrip("/")
+    app = _App(AccessLog(_RootPath(served, root) if root else served), router, lifespan)
     app.state.pipeline, app.state.readiness = pipeline, readiness
     app.state.sessions, app.state.metrics = sessions, metrics
     if graph is not None:
@@ -121,12 +93,8 @@ def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starl
     pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
     pages = Pages(config, sessions, metrics, readiness)
     routes = {path: pages.routes[path] for path in ("/healthz", "/readyz", "/metrics")}
-    app = _App(
-        lambda inside: AccessLog(
-            HostGuard(inside, hosts=config.accepted_hosts, origins=config.allowed_origins)
-        ),
-        routes=[route_table(pipeline, routes), unknown_paths(pipeline)],
-    )
+    router = Router(pipeline, routes)
+    app = _App(AccessLog(_guarded(router, config)), router)
     app.state.pipeline, app.state.readiness, app.state.metrics = pipeline, readiness, metrics
     return app
 
@@ -149,68 +117,41 @@ def _pipeline(
     return RequestPipeline(front, None if resolver is None else SessionResolver(resolver, sessions))
 
 
-def _mounted(given: Any, build: Callable[[], ASGIApp]) -> ASGIApp | None:
-    """Return the application at a path: built here, given, or none."""
-    return build() if _is_built(given) else given or None
+def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    return HostGuard(app, hosts=config.accepted_hosts, origins=config.allowed_origins)
 
 
-def _is_built(app: Any) -> bool:
-    """Return whether `create_app` builds this application itself."""
-    return app is True or isinstance(app, MCPServerSettings)
-
-
-def _mcp_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
-    from operations.mcp import RegistryServer  # noqa: PLC0415 - needs an extra
+def _mcp_app(config: ServerConfig, registry: OperationRegistry, pipeline: RequestPipeline) -> Any:
+    """Return the application that serves MCP."""
+    from operations.mcp import MCPApp, RegistryServer  # noqa: PLC0415 - needs an extra
 
     given = config.mcp
-    settings = replace(
-        given if isinstance(given, MCPServerSettings) else MCPServerSettings(name=config.title),
-        timeout=config.timeout,
-        expose_errors=config.expose_errors,
-        scopes_supported=config.scopes_supported,
+    settings = (
+        given if isinstance(given, MCPServerSettings) else MCPServerSettings(name=config.title)
     )
-    # The outer application has checked Host and Origin.
-    return RegistryServer(registry, settings).asgi_app(path=None, hosts=None)
+    server = RegistryServer(registry, settings)
+    return MCPApp(server, server.service, pipeline, is_guarded=False, path=None)
 
 
 class _App(Starlette):
-    """Runs our middleware outside Starlette's error handling, which calls do not need.
+    """Serves requests without Starlette's routing and error handling, which they do not need.
 
-    Middleware that users add runs first.
+    Args:
+        serve: Serves requests.
+        router: Receives the events of the lifespan, after the middleware that users add.
+        lifespan: Runs while the application is served.
     """
 
-    def __init__(self, wrap: Callable[[ASGIApp], ASGIApp], **options: Any) -> None:
-        super().__init__(**options)
-        self.router.redirect_slashes = False
-        self._wrap = wrap
+    def __init__(self, serve: ASGIApp, router: Router, lifespan: Any = None) -> None:
+        super().__init__(lifespan=lifespan)
+        self._serve = serve
+        router.lifespan = self.router
 
     def build_middleware_stack(self) -> ASGIApp:
-        added, self.user_middleware = self.user_middleware, []
-        app = self._wrap(super().build_middleware_stack())
-        self.user_middleware = added
-        for kind, args, options in reversed(added):
+        app = self._serve
+        for kind, args, options in reversed(self.user_middleware):
             app = kind(app, *args, **options)
         return app
-
-
-def _console_mount(app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
-    """Serve the console at all other paths; with a wrong credential only its own pages, and 401 at all others."""
-
-    async def endpoint(state: RequestState) -> None:
-        await state.identify()
-        await app(state.scope, state.receive, state.send)
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        path = route_path(scope)
-        is_page, headers = path == "/" or path.startswith(ASSETS), scope["headers"]
-        # A cookie may be that of an ended session.
-        has_credential = credentials_in(headers) or any(name == b"cookie" for name, _ in headers)
-        if is_page or not has_credential:
-            await app(scope, receive, send)
-        else:
-            await pipeline.serve(scope, receive, send, endpoint)
-
-    return Selected(is_http, serve)
 
 
 class _RootPath:
@@ -240,25 +181,25 @@ class _RootPath:
 
 
 class WebSocketEntry:
-    """Serves the call protocol on WebSockets as part of an app of `create_app`, with the limits of that app.
+    """Serves the call protocol on WebSockets.
 
     Args:
-        registry: The operations to serve.
+        front: The operations to serve, and their limits.
         resolve: Returns the identity for a credential inside a call.
     """
 
-    def __init__(self, registry: OperationRegistry, resolve: CredentialResolver | None) -> None:
+    def __init__(self, front: Front, resolve: CredentialResolver | None) -> None:
         from operations.pubsub.websocket import accept_websocket  # noqa: PLC0415 - needs an extra
         from operations.pubsub.websocket.target import ANNOUNCED  # noqa: PLC0415 - needs an extra
 
         self._accept = accept_websocket
         self._announces = ANNOUNCED.lower().encode()
-        self._registry = registry
+        self._front = front
         self._resolve = resolve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
-        front: Front = scope[PIPELINE].front
+        front = self._front
         socket = WebSocket(scope, receive, send)
         # Announce the limit, so that clients of this library reject larger messages themselves and the connection stays
         # open.
@@ -274,7 +215,7 @@ class WebSocketEntry:
                 max_values=front.limits.values,
             ) as target,
             serve_calls(
-                self._registry,
+                front.registry,
                 target,
                 front=front,
                 address=client_address(scope),

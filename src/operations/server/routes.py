@@ -14,20 +14,18 @@ Rule 3: the caller is identified in the same way at every path, also at unknown 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.context import OperationContext, new_request_id
+from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
+from operations.front.credentials import credentials_in
 from operations.front.http import (
     IDENTITY,
     OPEN,
-    PIPELINE,
     Endpoint,
     RequestPipeline,
     RequestState,
@@ -48,6 +46,7 @@ from operations.front.public_errors import (
 )
 from operations.openapi.exporting import has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
+from operations.server.console import is_page
 from operations.server.events import serve_events
 from operations.specs import Operation, OperationType
 
@@ -75,96 +74,6 @@ class Route:
         return self.methods + head
 
 
-class Selected(BaseRoute):
-    """Serves the connections that a function selects with an ASGI application."""
-
-    def __init__(self, selects: Callable[[Scope], bool], app: ASGIApp) -> None:
-        self._selects = selects
-        self._app = app
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match the selected connections."""
-        return (Match.FULL if self._selects(scope) else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application respond."""
-        await self._app(scope, receive, send)
-
-
-def is_http(scope: Scope) -> bool:
-    """Return whether a connection is an HTTP request."""
-    return bool(scope["type"] == "http")
-
-
-def route_table(pipeline: RequestPipeline, routes: Mapping[str, Route]) -> BaseRoute:
-    """Serve exactly these paths."""
-
-    async def endpoint(state: RequestState) -> Reply | None:
-        scope = state.scope
-        route = routes[route_path(scope)]
-        if route.is_open:
-            scope[OPEN] = True
-        if not route.is_probe:
-            await state.enter(is_stream=route.is_stream)
-        if scope["method"] not in route.accepted:
-            raise wrong_method(route.accepted)
-        return await route.endpoint(state)
-
-    return Selected(
-        lambda scope: is_http(scope) and route_path(scope) in routes,
-        partial(pipeline.serve, endpoint=endpoint),
-    )
-
-
-def absent_operations(pipeline: RequestPipeline) -> BaseRoute:
-    """Respond with 503 to the paths of operations whose source is not connected yet."""
-    registry = pipeline.front.registry
-
-    def is_absent(scope: Scope) -> bool:
-        namespace, slash, _ = route_path(scope)[1:].partition("/")
-        return bool(is_http(scope) and slash and registry.is_absent(namespace))
-
-    async def endpoint(state: RequestState) -> Reply:
-        await state.enter()
-        operation_id = route_path(state.scope)[1:].replace("/", ".", 1)
-        raise registry.not_found(operation_id, OperationContext(identity=state.identity))
-
-    return Selected(is_absent, partial(pipeline.serve, endpoint=endpoint))
-
-
-def unknown_paths(pipeline: RequestPipeline) -> BaseRoute:
-    """Respond to all other paths with 404."""
-
-    async def endpoint(state: RequestState) -> Reply:
-        await state.enter()
-        raise not_found()
-
-    return Selected(is_http, partial(pipeline.serve, endpoint=endpoint))
-
-
-def http_mount(path: str, app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
-    """Serve an ASGI application at one path, with or without a trailing slash, for every method.
-
-    The application shares the request pipeline of the server, which is in the scope.
-    """
-
-    async def endpoint(state: RequestState) -> None:
-        await state.identify()
-        state.front.rate.spend(state.caller)
-        await app(state.scope, state.receive, state.send)
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[PIPELINE] = pipeline
-        if getattr(app, "shares_pipeline", False):
-            # The application runs the steps of the pipeline itself.
-            await app(scope, receive, send)
-        else:
-            await pipeline.serve(scope, receive, send, endpoint)
-
-    paths = (path, path + "/")
-    return Selected(lambda scope: is_http(scope) and route_path(scope) in paths, serve)
-
-
 async def _require_upgrade(_: RequestState) -> Reply:
     raise upgrade_required()
 
@@ -173,16 +82,72 @@ WEBSOCKET_ROUTES = {"/ws": Route(methods=("GET",), endpoint=_require_upgrade)}
 """Requests without a handshake at the path of the WebSocket."""
 
 
-def socket_mount(path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> BaseRoute:
-    """Serve an ASGI application for WebSockets at one path; handshakes at other paths receive 404.
+class Router:
+    """Serves the fixed paths, MCP, WebSockets and the console, and responds with 404 at all other paths.
 
     Args:
-        path: The path of the application.
-        app: The application; None if there is none.
-        pipeline: Identifies the callers.
+        pipeline: Runs the steps of each request.
+        routes: The fixed paths.
+        mcp: Serves `/mcp`, with the same pipeline.
+        websocket: Serves WebSockets at `/ws`.
+        console: Serves its own pages, and 404 at all other paths.
     """
 
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        routes: Mapping[str, Route],
+        *,
+        mcp: ASGIApp | None = None,
+        websocket: ASGIApp | None = None,
+        console: ASGIApp | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._routes = routes
+        self._mcp = mcp
+        self._websocket = websocket
+        self._console = console
+        self.lifespan: ASGIApp | None = None
+        """Receives the events of the lifespan."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, WebSocket or lifespan."""
+        if scope["type"] == "lifespan" and self.lifespan is not None:
+            await self.lifespan(scope, receive, send)
+            return
+        path = route_path(scope)
+        if scope["type"] == "websocket":
+            await self._serve_socket(path, scope, receive, send)
+        elif path in self._routes:
+            await self._pipeline.serve(scope, receive, send, self._fixed)
+        elif self._mcp is not None and path in ("/mcp", "/mcp/"):
+            # It runs the steps of the pipeline itself.
+            await self._mcp(scope, receive, send)
+        elif self._console is not None and (is_page(path) or not has_credential(scope)):
+            await self._console(scope, receive, send)
+        else:
+            await self._pipeline.serve(scope, receive, send, self._elsewhere)
+
+    async def _fixed(self, state: RequestState) -> Reply | None:
+        scope = state.scope
+        route = self._routes[route_path(scope)]
+        if route.is_open:
+            scope[OPEN] = True
+        if not route.is_probe:
+            await state.enter(is_stream=route.is_stream)
+        if scope["method"] not in route.accepted:
+            raise wrong_method(route.accepted)
+        return await route.endpoint(state)
+
+    async def _elsewhere(self, state: RequestState) -> Reply:
+        if self._console is None:
+            await state.enter()
+        else:
+            await state.identify()
+        raise not_found()
+
+    async def _serve_socket(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        pipeline = self._pipeline
         front = pipeline.front
         try:
             try:
@@ -190,18 +155,21 @@ def socket_mount(path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> B
                     scope[IDENTITY] = await pipeline.authenticate(scope)
             except TimeoutError:
                 raise timed_out("The handshake", front.timeout) from None
-            if app is None or route_path(scope) != path:
+            if self._websocket is None or path != "/ws":
                 raise not_found()
             slot = front.sockets.enter(caller_key(scope[IDENTITY], client_address(scope)))
         except CallError as error:
             reply = error_reply(error, new_request_id(), expose=front.expose_errors)
             await reject_handshake(reply, scope, send)
             return
-        scope[PIPELINE] = pipeline
         with slot:
-            await app(scope, receive, send)
+            await self._websocket(scope, receive, send)
 
-    return Selected(lambda scope: bool(scope["type"] == "websocket"), serve)
+
+def has_credential(scope: Scope) -> bool:
+    """Return whether a request has a credential, or a cookie, which may be that of an ended session."""
+    headers = scope["headers"]
+    return bool(credentials_in(headers)) or any(name == b"cookie" for name, _ in headers)
 
 
 _METHODS = {

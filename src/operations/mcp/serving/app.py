@@ -31,13 +31,13 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 from starlette.routing import Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.front import Front
-from operations.front.http import PIPELINE, STATE, RequestPipeline, RequestState
+from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.messages import (
     REQUEST_ID,
     HostGuard,
@@ -82,17 +82,21 @@ class AppOptions(TypedDict, total=False):
 class MCPApp:
     """The ASGI application. If its server does not run its lifespan, it starts with the first request.
 
-    Mounted in an application of `create_app`, it uses that application's identity and limits.
+    Args:
+        server: The SDK's server.
+        service: Serves the registry.
+        pipeline: Identifies callers and applies limits.
+        is_guarded: Whether to check Host and Origin; False if the application around it does.
+        options: See `AppOptions`.
     """
-
-    shares_pipeline = True
-    """Whether this application identifies callers and applies limits itself, with the pipeline of its host."""
 
     def __init__(
         self,
         server: Server[Any],
         service: Service,
         pipeline: RequestPipeline,
+        *,
+        is_guarded: bool = True,
         **options: Unpack[AppOptions],
     ) -> None:
         self._server = server
@@ -103,7 +107,9 @@ class MCPApp:
         hosts = options.get("hosts", LOOPBACK)
         origins = options.get("origins", ())
         enforce_lists(hosts=hosts, origins=origins)
-        self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
+        self._entry: ASGIApp = self._serve_path
+        if is_guarded:
+            self._entry = HostGuard(self._serve_path, ("*",) if hosts is None else hosts, origins)
         lean = options.get("lean", True)
         self._modern = ModernTransport(server, service, lean=lean)
         self._handshake = HandshakeTransport(server, service, lean=lean)
@@ -136,11 +142,7 @@ class MCPApp:
         else:
             if not self._is_running:
                 await self._start()
-            if PIPELINE in scope:
-                pipeline: RequestPipeline = scope[PIPELINE]
-                await pipeline.serve(scope, receive, send, self._serve)
-            else:
-                await self._guard(scope, receive, send)
+            await self._entry(scope, receive, send)
 
     async def _start(self) -> None:
         """Run in the background, because frameworks do not run the lifespan of a mounted application."""
@@ -157,9 +159,7 @@ class MCPApp:
         finally:
             is_ready.set()
 
-    async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request without a host application."""
-        scope[PIPELINE] = self._pipeline
+    async def _serve_path(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_ours = self._paths is None or route_path(scope) in self._paths
         endpoint = self._serve if is_ours else self._not_found
         await self._pipeline.serve(scope, receive, send, endpoint)

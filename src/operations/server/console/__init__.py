@@ -1,6 +1,6 @@
 """The web console: a page that shows and calls the operations of a registry.
 
-    app = create_app(registry, console=console_app())
+    app = create_app(registry, console=True)
 
 The page consists of plain files without a build step, and uses the same HTTP paths as other clients.
 
@@ -59,8 +59,13 @@ _TYPES: Final = {
 _PAGE: Final = "index.html"
 
 
+def is_page(path: str) -> bool:
+    """Return whether a path is that of the page or of its files."""
+    return path == "/" or path.startswith(ASSETS)
+
+
 def console_app() -> ASGIApp:
-    """Return the console as an ASGI application, for `create_app(..., console=...)`."""
+    """Return the console as an ASGI application."""
     return Router(routes=console_routes(), redirect_slashes=False, default=_nothing)
 
 
