@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -252,7 +252,7 @@ class ServerConfig:
             raise ValueError("authorization_servers need public_url: tokens are issued for it")
         if self.public_url and not self.public_url.startswith(("https://", "http://")):
             raise ValueError("public_url must begin with https:// or http://")
-        if not isinstance(self.mcp, bool | MCPServerSettings):
+        if not isinstance(cast("object", self.mcp), bool | MCPServerSettings):
             kind = type(self.mcp).__name__
             raise TypeError(f"mcp must be True or MCPServerSettings(...), not {kind}")
 
