@@ -1,7 +1,10 @@
 """Folders of the user who runs the process."""
 
 import os
+import re
 from pathlib import Path
+
+_PLAIN_NAME = re.compile(r"[\w.+-]+")
 
 
 def home_folder() -> Path:
@@ -18,13 +21,15 @@ def expanded(path: str) -> Path:
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text is an absolute path of something that exists, or whose folder exists below the root."""
+    """Return whether a text is an absolute path of something that exists, or of a plain name in an existing folder.
+
+    The folder is not the root. Other texts may continue after a path: `/bin/tool --token ...`.
+    """
     path = Path(text)
     folder = path.parent
+    is_new = _PLAIN_NAME.fullmatch(path.name) is not None and folder != folder.parent
     try:
-        return path.is_absolute() and (
-            path.exists() or (folder != folder.parent and folder.is_dir())
-        )
+        return path.is_absolute() and (path.exists() or (is_new and folder.is_dir()))
     except (OSError, ValueError):  # Not a valid path, such as a text that is too long.
         return False
 

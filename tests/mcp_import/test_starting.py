@@ -249,6 +249,22 @@ async def test_paths_in_ordinary_variables_are_shown(
     assert f"{tmp_path}/a" in report.splitlines()[1]
 
 
+@pytest.mark.parametrize("rest", [" --token {}", "?key={}", ";Password={}", "\n{}"])
+async def test_a_path_with_options_is_redacted(
+    rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hunter2-hunter2"
+    value = f"{tmp_path}/tool{rest.format(secret)}"
+    code = "import os, sys; sys.exit('denied: ' + os.environ['X'] + os.environ['Y'])"
+    monkeypatch.setenv("LAUNCH", value)
+    entry = {"command": sys.executable, "args": ["-c", code], "env": {"X": value, "Y": "${LAUNCH}"}}
+
+    report = await report_of(entry)
+
+    assert "denied" in report
+    assert secret not in report
+
+
 def test_a_start_that_is_cancelled_at_any_step_leaves_no_process_and_no_pipe() -> None:
     config = python("import sys; sys.stdin.read()", shutdown_timeout=0.01)
 
