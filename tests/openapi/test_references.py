@@ -138,6 +138,52 @@ async def test_a_reference_may_replace_any_part_of_a_document(tmp_path: Path) ->
     ]
 
 
+def _files(folder: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder / "api.json"
+
+
+def _returning(schema: Any) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    return document(responses={"200": {"description": "ok", "content": content}})
+
+
+async def test_a_document_may_refer_to_itself_by_its_file_name(tmp_path: Path) -> None:
+    doc = _returning({"$ref": "api.json#/components/schemas/A"})
+    doc["components"] = {"schemas": {"A": {"type": "integer"}}}
+    service = await from_openapi_file(_files(tmp_path, api=doc), CONFIG)
+
+    assert service.problems == []
+    assert next(iter(service)).spec.output_schema.check(1)
+    assert not next(iter(service)).spec.output_schema.check("1")
+
+
+async def test_anchors_belong_to_their_file(tmp_path: Path) -> None:
+    named = {"properties": {"a": {"$ref": "#name"}, "b": {"$ref": "other.json#name"}}}
+    here = {**named, "$defs": {"x": {"$anchor": "name", "type": "integer"}}}
+    there = {"$defs": {"x": {"$anchor": "name", "type": "boolean"}}}
+    doc = _returning({"$ref": "part.json"})
+    path = _files(tmp_path, api=doc, part=here, other=there)
+    service = await from_openapi_file(path, CONFIG)
+
+    assert service.problems == []
+    schema = next(iter(service)).spec.output_schema
+    assert schema.check({"a": 1, "b": True})
+    assert not schema.check({"a": True})
+    assert not schema.check({"b": 1})
+
+
+@pytest.mark.parametrize("fragment", ["name", "/name", "a/name"])
+async def test_an_unresolved_part_of_a_file_is_reported(tmp_path: Path, fragment: str) -> None:
+    doc = _returning({"$ref": f"part.json#{fragment}"})
+    service = await from_openapi_file(_files(tmp_path, api=doc, part={}), CONFIG)
+
+    (problem,) = service.problems
+    wanted = repr(fragment.removeprefix("/"))
+    assert problem.reason == f"its $ref cannot be resolved: {wanted} is not in 'part.json'"
+
+
 async def test_references_within_one_file_may_replace_any_part() -> None:
     doc: Any = {
         "openapi": "3.1.0",

@@ -31,7 +31,7 @@ from operations._json import (
 from operations._references import objects_in, reference_of
 from operations._text import without_secrets
 from operations.errors import DocumentError
-from operations.openapi.reading.references import BUNDLED
+from operations.openapi.reading.references import BUNDLED, bundled
 from operations.types import JSONObject
 
 PARALLEL = 16
@@ -203,8 +203,6 @@ class _Bundler:
                     self._files[name] = found
             waiting = self._referred(name for name in waiting if name in self._files)
         missing = {self._relative(name): reason for name, reason in self._missing.items()}
-        if len(self._files) == 1 and not missing:
-            return Bundle(document)
         return Bundle(await asyncio.to_thread(self._joined), missing)
 
     async def _load(self, name: str) -> Any:
@@ -256,12 +254,12 @@ class _Bundler:
     def _joined(self) -> JSONObject:
         """Return the root document, with the others inside it and every reference adjusted."""
         result = object_of(self._moved(self._files[self.root], self.root))
-        result[BUNDLED] = {
+        others = {
             self._relative(name): self._moved(node, name)
             for name, node in self._files.items()
             if name != self.root
         }
-        return result
+        return {**result, BUNDLED: others} if others else result
 
     def _moved(self, node: Any, name: str) -> Any:
         if is_object(node):
@@ -282,7 +280,9 @@ class _Bundler:
             return ref
         if target == self.root:
             return "#" + fragment
-        return f"#/{BUNDLED}/{escape(self._relative(target)).replace('%', '%25')}{fragment}"
+        if fragment and not fragment.startswith("/"):
+            fragment = "#" + fragment
+        return bundled(escape(self._relative(target))) + fragment
 
 
 class _TooLargeError(DocumentError):

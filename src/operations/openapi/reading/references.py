@@ -163,12 +163,12 @@ class References:
 
     def _reason(self, ref: str) -> str:
         """Return the reason why a reference cannot be resolved."""
-        _, _, rest = ref.partition(f"#/{BUNDLED}/")
+        rest, _, anchor = ref.partition(f"#/{BUNDLED}/")[2].partition("#")
         file = unescape(unquote(rest.partition("/")[0]))
         if file in self._missing:
             return self._missing[file]
         if file:
-            return f"{unquote(rest.partition('/')[2])!r} is not in {file!r}"
+            return f"{anchor or unquote(rest.partition('/')[2])!r} is not in {file!r}"
         if not ref.startswith("#"):
             return f"{ref!r} is not in this document, and no other is read for it"
         return f"{ref!r} is not in this document"
@@ -216,7 +216,9 @@ class References:
         for place, node in reversed(list(_places(self.document))):
             for key, item in node.items():
                 if key in {"$anchor", "$dynamicAnchor"}:
-                    yield f"#{item}", place
+                    # An anchor belongs to its file.
+                    _, holder, file = (*place.split("/", 3), "", "")[:3]
+                    yield f"{bundled(file) if holder == BUNDLED else ''}#{item}", place
                 elif key == "$id" and isinstance(item, str):
                     yield item, place
                 elif key in {"$defs", "definitions"} and place:
@@ -255,6 +257,11 @@ class References:
             except DocumentError as error:
                 return str(error) if here == ref else None
         return f"references form a cycle: {ref}" if here == ref else None
+
+
+def bundled(file: str) -> str:
+    """Return the reference to a file, whose name is escaped, in the combined document."""
+    return f"#/{BUNDLED}/{file.replace('%', '%25')}"
 
 
 def _is_data(place: str) -> bool:
