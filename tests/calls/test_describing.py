@@ -11,7 +11,7 @@ from tests.calls.worlds import World
 
 from operations._json import canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.services import PIECE, SpecDecoder, SpecEncoder
+from operations.calls.services import SpecDecoder, SpecEncoder
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi import HTTPServiceConfig, from_openapi_file
@@ -28,11 +28,10 @@ def query(name: str, **fields: Any) -> OperationSpec:
     return OperationSpec(namespace="shop", name=name, type=OperationType.QUERY, **fields)
 
 
-def told(specs: list[OperationSpec], max_bytes: int = MEGABYTE) -> list[Any]:
-    """The pieces for `specs`, as they arrive."""
-    encoder = SpecEncoder(max_bytes)
-    pieces = [piece for spec in specs for piece in encoder.add(spec)]
-    return [msgspec.json.decode(msgspec.json.encode(each)) for each in (*pieces, *encoder.rest())]
+def told(specs: list[OperationSpec]) -> list[str]:
+    """The lines for `specs`."""
+    encoder = SpecEncoder()
+    return [encoder.add(spec) for spec in specs]
 
 
 def heard(pieces: list[Any]) -> SpecDecoder:
@@ -51,7 +50,7 @@ def test_shared_definitions_are_sent_once() -> None:
     ]
     pieces = told(specs)
 
-    assert msgspec.json.encode(pieces).count(b"amount") == 1
+    assert "".join(pieces).count("amount") == 1
     assert [spec.digest for spec in heard(pieces).specs] == [spec.digest for spec in specs]
 
 
@@ -130,22 +129,14 @@ def test_every_encoded_spec_is_decoded(documents: list[tuple[Any, Any]]) -> None
     assert [spec.to_wire() for spec in listener.specs] == [spec.to_wire() for spec in specs]
 
 
-def test_a_spec_too_large_for_any_message_is_omitted_alone() -> None:
-    large = {"$ref": "#/$defs/Large", "$defs": {"Large": {"description": "x" * 60_000}}}
-    specs = [
-        query("a"),
-        query("large", output_schema=Schema(large)),
-        query("again", input_schema=Schema(large)),
-        query("b", output_schema=Schema({"$ref": "#/$defs/B", "$defs": {"B": {"type": "null"}}})),
-    ]
-    listener = heard(told(specs, max_bytes=50_000))
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_text_may_be_divided_anywhere(size: int) -> None:
+    schema = Schema({"$ref": "#/$defs/B", "$defs": {"B": {"description": "a\nb\u2028 ä"}}})
+    specs = [query("a"), query("b", output_schema=schema), query("c", input_schema=schema)]
+    text = "".join(told(specs))
+    listener = heard([text[start : start + size] for start in range(0, len(text), size)])
 
-    assert [spec.name for spec in listener.specs] == ["a", "b"]
-    assert [reason.partition(":")[0] for reason in listener.left_out] == [
-        "shop.large",
-        "shop.again",
-    ]
-    assert listener.specs[1] == specs[3]
+    assert listener.specs == specs
 
 
 async def test_a_registry_larger_than_any_message_is_imported(world: World) -> None:
@@ -170,30 +161,17 @@ async def test_a_registry_larger_than_any_message_is_imported(world: World) -> N
 async def test_a_large_api_is_imported_over_a_broker() -> None:
     service = await from_openapi_file(STRIPE, HTTPServiceConfig(namespace="stripe"))
     specs = [operation.spec for operation in service]
-    pieces = told(specs)
-    listener = heard(pieces)
+    lines = told(specs)
+    listener = heard(lines)
 
-    assert max(len(msgspec.json.encode(piece)) for piece in pieces) < 2 * PIECE
-    assert sum(len(msgspec.json.encode(piece)) for piece in pieces) < 2 * STRIPE.stat().st_size
+    assert sum(len(msgspec.json.encode(line)) for line in lines) < 2 * STRIPE.stat().st_size
     assert not listener.left_out
     assert len(listener.specs) == len(specs) > 300
     for before, after in zip(specs[::20], listener.specs[::20], strict=True):
         assert after.digest == before.digest
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        None,
-        [],
-        {"definitions": []},
-        {"definitions": {"0": 7}},
-        {"definitions": {"0": {"A": {}}}},
-        {"operations": [{}]},
-        {"operations": {}},
-        {"leftOut": ["a"]},
-    ],
-)
+@pytest.mark.parametrize("piece", [None, [], {}, 7])
 def test_a_malformed_piece_is_rejected(piece: Any) -> None:
     with pytest.raises(CallError) as caught:
         SpecDecoder().add(piece)
@@ -201,24 +179,39 @@ def test_a_malformed_piece_is_rejected(piece: Any) -> None:
     assert caught.value.code == ErrorCode.UNKNOWN_ERROR
 
 
-def entry(spec: Any, *scopes: str | None) -> str:
-    return msgspec.json.encode({"spec": spec, "scopes": scopes}).decode()
+def entry(spec: Any, *scopes: str | None, **definitions: str) -> str:
+    texts = {name: msgspec.Raw(text) for name, text in definitions.items()}
+    shared = {"0": texts} if texts else {}
+    line = msgspec.json.encode({"spec": spec, "scopes": scopes, "definitions": shared})
+    return line.decode() + "\n"
 
 
-def test_an_entry_that_cannot_be_read_hides_nothing() -> None:
-    wire = query("good").to_wire()
-    bad = ["", "7", "{}", "[" * 10_000, entry(wire), entry({"name": 1}, None, None)]
-    listener = heard([{"operations": [*bad, entry(wire, None, None)]}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "\n",
+        "7\n",
+        "{}\n",
+        "[" * 10_000 + "\n",
+        '{"spec":' + "[" * 10_000 + "\n",
+        entry(query("good").to_wire()),
+        entry({"name": 1}, None, None),
+        '{"definitions":[]}\n',
+        '{"definitions":{"0":7}}\n',
+        '{"leftOut":["a"]}\n',
+    ],
+)
+def test_an_entry_that_cannot_be_read_hides_nothing(bad: str) -> None:
+    listener = heard([bad, entry(query("good").to_wire(), None, None)])
 
     assert [spec.name for spec in listener.specs] == ["good"]
-    assert len(listener.left_out) == len(bad)
+    assert len(listener.left_out) == 1
 
 
-@pytest.mark.parametrize("text", ["", "7", "[" * 10_000, '"\\ud800"', "null"])
+@pytest.mark.parametrize("text", ["7", "[" * 500 + "]" * 500, "null"])
 def test_a_definition_that_cannot_be_read_counts_as_unknown(text: str) -> None:
     wire = query("odd", output_schema=Schema({"$ref": "#/$defs/A"})).to_wire()
-    pieces = [{"definitions": {"0": {"A": text}}}, {"operations": [entry(wire, None, "0")]}]
-    schema = heard(pieces).specs[0].output_schema
+    schema = heard([entry(wire, None, "0", A=text)]).specs[0].output_schema
 
     assert schema.document == {"$ref": "#/$defs/A", "$defs": {"A": True}}
     assert schema.check({"anything": 1})
@@ -226,33 +219,35 @@ def test_a_definition_that_cannot_be_read_counts_as_unknown(text: str) -> None:
 
 def test_a_schema_of_an_unknown_scope_counts_as_unknown() -> None:
     wire = query("odd", output_schema=Schema({"$ref": "#/$defs/Nowhere"})).to_wire()
-    listener = heard([{"operations": [entry(wire, None, "9")]}])
+    listener = heard([entry(wire, None, "9")])
 
     assert listener.specs[0].output_schema.is_unknown
 
 
 def test_a_sent_definition_is_not_changed_later() -> None:
     wire = query("odd", output_schema=Schema({"$ref": "#/$defs/A"})).to_wire()
-    one, other = ({"definitions": {"0": {"A": json}}} for json in ('{"const":1}', '{"const":2}'))
-    listener = heard([one, {"operations": [entry(wire, None, "0")]}, other])
+    one, other = (entry(wire, None, "0", A=text) for text in ('{"const":1}', '{"const":2}'))
+    listener = heard([one, other])
 
     assert listener.specs[0].output_schema.check(1)
+    assert listener.specs[1].output_schema.check(1)
 
 
 @pytest.mark.parametrize(
     "piece",
     [
-        {"definitions": {"0": {"A": '{"description": "' + "x" * 1000 + '"}'}}},
-        {"definitions": {"0": {f"a{number}": "{}" for number in range(10)}}},
-        {"operations": ["{}"] * 10},
-        {"leftOut": {"a.b": "x" * 1000}},
+        entry(None, A='{"description": "' + "x" * 1000 + '"}'),
+        entry(None, **{f"a{number}": "{}" for number in range(10)}),
+        "{}\n" * 10,
+        '{"leftOut":"' + "x" * 1000 + '"}\n',
+        "x" * 1000,
     ],
 )
 def test_an_endless_description_is_cut_off(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.calls.services.MAX_SPECS", 100_000)
     listener = SpecDecoder()
     with pytest.raises(CallError) as caught:
-        for _ in range(100):
+        for _ in range(101):
             listener.add(piece)
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
@@ -337,33 +332,27 @@ def test_a_name_with_as_many_meanings_as_operations_takes_no_longer_than_others(
     assert len(written) <= 2 * len(specs)
 
 
-async def test_pieces_fit_into_small_messages() -> None:
-    names = [f"{'N' * 100}{number}" for number in range(400)]
+@pytest.mark.parametrize("max_bytes", [1024, 2048, 5000, 65_536])
+async def test_pieces_fit_into_small_messages(max_bytes: int) -> None:
+    names = [f"{'N' * 100}{number}" for number in range(40)]
     schema = {
         "anyOf": [{"$ref": f"#/$defs/{name}"} for name in names],
-        "$defs": {name: {"const": name[100:]} for name in names},
+        "$defs": {name: {"const": name[100:], "title": "\U0001f600" * 50} for name in names},
     }
     registry = OperationRegistry()
     registry.register_spec(query("a", output_schema=Schema(schema)))
-    target = MemoryTarget(max_bytes=65_536)
+    target = MemoryTarget(max_bytes=max_bytes)
     async with serve_calls(registry, target), from_calls(target) as service:
         assert service.operations[0].spec.output_schema.document == schema
 
 
-async def test_messages_too_small_for_any_spec_are_an_error() -> None:
+async def test_a_spec_larger_than_a_message_is_imported() -> None:
+    large = {"$ref": "#/$defs/Large", "$defs": {"Large": {"description": "x" * 200_000}}}
     registry = OperationRegistry()
-    registry.register_spec(query("a"))
-    for max_bytes in (2048, 4096, 5000):
-        target = MemoryTarget(max_bytes=max_bytes)
-        async with serve_calls(registry, target):
-            with pytest.raises(CallError) as caught:
-                async with from_calls(target):
-                    pass
-
-        assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
-        assert not caught.value.retryable
-        assert f"{max_bytes:,} bytes" in str(caught.value)
-        assert "max_payload" in str(caught.value)
+    registry.register_spec(query("large", output_schema=Schema(large)))
+    target = MemoryTarget(max_bytes=50_000)
+    async with serve_calls(registry, target), from_calls(target) as service:
+        assert service.operations[0].spec.output_schema.document == large
 
 
 async def test_a_caller_sees_the_operations_that_it_may_call() -> None:

@@ -1,21 +1,19 @@
 r"""The operations with which a worker describes itself, and the codec for many specs.
 
-`services.list` and `services.schema` return specs. `services.describe` sends all of them in small pieces, in which a
-definition that many specs share is sent once:
+`services.list` and `services.schema` return specs. `services.describe` sends all of them as a text, in pieces of any
+size. The text has one line of JSON for each operation, and a definition that many specs share is sent once:
 
-    {"definitions": {"0": {"Customer": "{...}", "Address": "{...}"}},
-     "operations": ["{\"spec\": {...}, \"scopes\": [\"0\", null], \"timeoutMs\": 120000}"],
-     "leftOut": {"big.one": "..."}}
+    {"spec": {...}, "scopes": ["0", null], "timeoutMs": 120000, "definitions": {"0": {"Customer": {...}}}}
+    {"leftOut": "big.one: its spec is not JSON"}
 
 The scopes of an operation are those of its input, its output and its errors. A schema with a scope is sent without its
-`$defs`, which are the definitions of that scope that it refers to, directly or indirectly. Definitions and operations
-are JSON texts, so that the receiver decodes only those that it needs. `timeoutMs` is the time limit of an operation
-that may take longer than the default of clients.
+`$defs`, which are the definitions of that scope that it refers to, directly or indirectly. `definitions` are those that
+no earlier line has. `timeoutMs` is the time limit of an operation that may take longer than the default of clients.
 
 Rule 1: the encoding is lossless. A schema whose definitions cannot be restored in this way is sent whole.
-Rule 2: a definition is sent no later than the first operation that needs it.
-Rule 3: a spec that is not JSON, or larger than a message, is listed in `leftOut` with the reason. The others are sent.
-        `services.list` has no place for the reason, so the worker logs it.
+Rule 2: a definition is sent no later than the first operation that needs it, and decoded when it is needed.
+Rule 3: a spec that is not JSON is listed in `leftOut` with the reason. The others are sent. `services.list` has no
+        place for the reason, so the worker logs it.
 Rule 4: a caller sees only the operations that it may call.
 """
 
@@ -55,20 +53,19 @@ from operations.types import JSONObject, JSONSchema
 
 logger = logging.getLogger("operations")
 
-PIECE = 128 * 1024
-"""The size of a piece in bytes."""
+PIECE = 64 * 1024
+"""The largest number of characters in a piece."""
+
+_MIN_PIECE = 64
+
+_CHARACTER = 4
+"""The largest size of a character in a message, in bytes."""
 
 MAX_SPECS = 64 * 1024 * 1024
-"""The largest total size of the specs of one worker, in bytes."""
+"""The largest total size of the specs of one worker, in characters."""
 
 WRAPPING = 4096
 """The overhead of a message around a piece, in bytes."""
-
-_MIN_MESSAGE = WRAPPING + 2048
-"""The least size of messages in which specs are sent, in bytes."""
-
-_NAMED = 16
-"""The overhead of a name in a piece, in bytes."""
 
 _HELD = 1024
 """The memory overhead of a spec or a definition, in bytes."""
@@ -77,110 +74,56 @@ _encode = msgspec.json.encode
 
 
 class SpecEncoder:
-    """Encodes specs as pieces, one spec after the other.
+    """Encodes specs as lines of JSON, one spec after the other."""
 
-    Args:
-        max_bytes: The largest message.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes - WRAPPING
+    def __init__(self) -> None:
         self._scopes = Scopes()
-        self._piece: JSONObject = {}
-        self._size = 0
 
-    def add(self, spec: OperationSpec, seconds: float | None = None) -> Iterator[JSONObject]:
-        """Add a spec and its time limit, if it has one; return the completed pieces."""
+    def add(self, spec: OperationSpec, seconds: float | None = None) -> str:
+        """Return the line of a spec and its time limit, if it has one."""
         placed: list[Placed | None] = []
         try:
             # Placed one by one: if one fails, the earlier ones are removed again.
             placed.extend(self._scopes.place(schema.document) for schema in _schemas_of(spec))
-            parts = list(_parts(spec, placed, seconds))
+            return _encode(_entry_of(spec, placed, seconds)).decode() + "\n"
         except (ValueError, TypeError, RecursionError) as error:
-            reason = f"its spec is not JSON: {error}"
-        else:
-            largest = max(part.size for part in parts)
-            if largest <= self._max_bytes:
-                for part in parts:
-                    yield from self._add(part)
-                return
-            reason = f"a part of its spec takes {largest:,} bytes, and a message holds {self._max_bytes:,}"
-        for place in placed:
-            if place is not None:
+            for place in filter(None, placed):
                 self._scopes.take_back(place)
-        yield from self._add(_Part(reason, None, spec.id))
-
-    def rest(self) -> Iterator[JSONObject]:
-        """Return the last piece, if there is one."""
-        if self._piece:
-            yield self._taken()
-
-    def _add(self, part: "_Part") -> Iterator[JSONObject]:
-        if self._size and self._size + part.size > min(PIECE, self._max_bytes):
-            yield self._taken()
-        self._size += part.size
-        part.put_into(self._piece)
-
-    def _taken(self) -> JSONObject:
-        piece, self._piece, self._size = self._piece, {}, 0
-        return piece
+            return _encode({"leftOut": f"{spec.id}: its spec is not JSON: {error}"}).decode() + "\n"
 
 
-class _Part:
-    """One entry of a piece: a definition, an operation, or the reason why an operation is omitted."""
-
-    def __init__(self, text: str, scope: str | None = None, name: str = "") -> None:
-        self._text = text
-        self._scope = scope
-        self._name = name
-        # The size in a message, with escaped quotes.
-        self.size = len(_encode(text)) + len(_encode(name)) + _NAMED
-
-    def put_into(self, piece: JSONObject) -> None:
-        if self._scope is not None:
-            definitions = piece.setdefault("definitions", {})
-            definitions.setdefault(self._scope, {})[self._name] = self._text
-        elif self._name:
-            piece.setdefault("leftOut", {})[self._name] = self._text
-        else:
-            piece.setdefault("operations", []).append(self._text)
-
-
-def _parts(
+def _entry_of(
     spec: OperationSpec, placed: list[Placed | None], seconds: float | None
-) -> Iterator[_Part]:
-    """Return the parts of a spec: the new definitions, then the spec without definitions."""
-    for place in placed:
-        if place is not None:
-            for name, definition in place.fresh.items():
-                yield _Part(_encode(definition).decode(), place.scope, name)
+) -> JSONObject:
+    """Return the entry of a spec: the spec without definitions, and the definitions that are new."""
     bare = [
         schema if place is None else Schema(place.root)
         for schema, place in zip(_schemas_of(spec), placed, strict=True)
     ]
+    definitions: dict[str, JSONObject] = {}
+    for place in filter(None, placed):
+        definitions.setdefault(place.scope, {}).update(place.fresh)
     entry: JSONObject = {
         "spec": _with_schemas(spec, bare).to_wire(),
         "scopes": [place and place.scope for place in placed],
+        "definitions": definitions,
     }
-    if seconds is not None:
-        entry["timeoutMs"] = seconds * 1000
-    yield _Part(_encode(entry).decode())
-
-
-class _Piece(msgspec.Struct, rename="camel"):
-    definitions: dict[str, dict[str, str]] = {}
-    operations: list[str] = []
-    left_out: dict[str, str] = {}
+    return entry if seconds is None else {**entry, "timeoutMs": seconds * 1000}
 
 
 class _Entry(msgspec.Struct, rename="camel"):
-    spec: Any
-    scopes: list[str | None]
+    left_out: str = ""
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+    scopes: list[str | None] = []
+    definitions: dict[str, dict[str, msgspec.Raw]] = {}
     timeout_ms: float | None = None
 
 
+_read_entry = msgspec.json.Decoder(_Entry).decode
+
+
 class SpecDecoder:
-    """Decodes the specs in pieces.
+    """Decodes the specs in pieces of their text.
 
     Attributes:
         specs: The specs, in the order in which they were sent.
@@ -193,46 +136,49 @@ class SpecDecoder:
         self.timeouts: dict[str, float] = {}
         self.left_out: list[str] = []
         self._scopes: dict[str, _Definitions] = {}
+        self._line: list[str] = []
         self._left = MAX_SPECS
 
     def add(self, piece: Any) -> None:
-        """Decode one piece.
+        """Decode the lines that end in this piece.
 
         Raises:
             CallError: `UNKNOWN_ERROR` if the piece is malformed, `RESOURCE_EXHAUSTED` if there are too many specs.
         """
-        try:
-            decoded = msgspec.convert(piece, _Piece)
-        except msgspec.ValidationError as error:
-            raise CallError(
-                ErrorCode.UNKNOWN_ERROR, f"the description is malformed: {error}"
-            ) from error
-        self._enforce_size(decoded)
-        self.left_out += [f"{name}: {reason}" for name, reason in decoded.left_out.items()]
-        for scope, definitions in decoded.definitions.items():
-            self._scopes.setdefault(scope, _Definitions()).add(definitions)
-        for text in decoded.operations:
+        if not isinstance(piece, str):
+            raise CallError(ErrorCode.UNKNOWN_ERROR, "the description is malformed: not a text")
+        *ends, rest = piece.split("\n")
+        self._count(len(piece) + _HELD * len(ends))
+        for end in ends:
+            line, self._line = "".join((*self._line, end)), []
             try:
-                entry = msgspec.convert(_decoded(text), _Entry)
-                spec = self._spec(entry)
-                self.specs.append(spec)
-                if entry.timeout_ms is not None and entry.timeout_ms > DEFAULT_TIMEOUT * 1000:
-                    # The sender may be a third party, whose operations must not keep callers waiting without limit.
-                    self.timeouts[spec.id] = min(entry.timeout_ms / 1000, MAX_SECONDS)
+                self._decode(line)
             except (ValueError, RecursionError) as error:
                 self.left_out.append(str(error))
+        self._line.append(rest)
 
-    def _enforce_size(self, piece: _Piece) -> None:
-        texts = [*piece.operations, *piece.left_out.values()]
-        for definitions in piece.definitions.values():
-            texts += definitions.values()
-        self._left -= sum(map(len, texts)) + _HELD * len(texts)
+    def _count(self, size: int) -> None:
+        self._left -= size
         if self._left < 0:
             reason = f"the specs take more than {MAX_SPECS:,} bytes"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=False)
 
+    def _decode(self, line: str) -> None:
+        entry = _read_entry(line)
+        for scope, definitions in entry.definitions.items():
+            self._count(_HELD * len(definitions))
+            self._scopes.setdefault(scope, _Definitions()).add(definitions)
+        if entry.left_out:
+            self.left_out.append(entry.left_out)
+            return
+        spec = self._spec(entry)
+        self.specs.append(spec)
+        if entry.timeout_ms is not None and entry.timeout_ms > DEFAULT_TIMEOUT * 1000:
+            # The sender may be a third party, whose operations must not keep callers waiting without limit.
+            self.timeouts[spec.id] = min(entry.timeout_ms / 1000, MAX_SECONDS)
+
     def _spec(self, entry: _Entry) -> OperationSpec:
-        spec = OperationSpec.from_wire(entry.spec)
+        spec = OperationSpec.from_wire(_decoded(entry.spec))
         schemas = list(_schemas_of(spec))
         if len(entry.scopes) != len(schemas):
             raise ValueError(
@@ -250,13 +196,14 @@ class _Definitions(Mapping[str, JSONSchema]):
     """The definitions of one scope, decoded when needed."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, msgspec.Raw] = {}
         self._read: dict[str, JSONSchema] = {}
         self._references = DefinitionReferences()
 
-    def add(self, definitions: dict[str, str]) -> None:
+    def add(self, definitions: dict[str, msgspec.Raw]) -> None:
         """Add definitions; known definitions are not replaced."""
-        self._texts = {**definitions, **self._texts}
+        for name, text in definitions.items():
+            self._texts.setdefault(name, text)
 
     def __getitem__(self, name: str) -> JSONSchema:
         if name not in self._read:
@@ -277,11 +224,11 @@ class _Definitions(Mapping[str, JSONSchema]):
         return {**root, "$defs": {name: self[name] for name in self if name in reached}}
 
 
-def _decoded(text: str) -> Any:
-    return decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
+def _decoded(text: msgspec.Raw) -> Any:
+    return decode_json(bytes(text), max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
 
 
-def _definition(name: str, text: str) -> JSONSchema:
+def _definition(name: str, text: msgspec.Raw) -> JSONSchema:
     try:
         found = _decoded(text)
     except JSONValueError as error:
@@ -339,8 +286,9 @@ _DESCRIBE_SPEC = replace(
     _LIST_SPEC,
     name="describe",
     type=OperationType.SUBSCRIPTION,
-    description="The specs of all operations that the caller may call, in pieces, with shared definitions sent once.",
-    output_schema=from_schema({"type": "object"}),
+    description="The specs of all operations that the caller may call, as lines of JSON, with shared definitions sent "
+    "once.",
+    output_schema=from_schema({"type": "string"}),
 )
 
 _SCHEMA_SPEC = replace(
@@ -431,22 +379,17 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
             listed.append(wire)
         return listed
 
-    async def describe_operations(
-        input: Any, context: OperationContext
-    ) -> AsyncGenerator[JSONObject]:
-        if target.max_bytes < _MIN_MESSAGE:
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED,
-                f"specs need messages of {_MIN_MESSAGE:,} bytes or more, and the limit is {target.max_bytes:,} bytes: "
-                "raise it (max_payload of nats-server, or max_bytes=), and restart the workers",
-                retryable=False,
-            )
-        encoder = SpecEncoder(target.max_bytes)
+    async def describe_operations(input: Any, context: OperationContext) -> AsyncGenerator[str]:
+        size = max(_MIN_PIECE, min(PIECE, (target.max_bytes - WRAPPING) // _CHARACTER))
+        encoder, text = SpecEncoder(), ""
         async for spec in visible(input, context):
-            for piece in encoder.add(spec, _long_timeout(registry, spec)):
-                yield piece
-        for piece in encoder.rest():
-            yield piece
+            text += encoder.add(spec, _long_timeout(registry, spec))
+            if len(text) >= size:
+                for start in range(0, len(text), size):
+                    yield text[start : start + size]
+                text = ""
+        if text:
+            yield text
 
     async def show_operation(input: Any, context: OperationContext) -> Any:
         async for spec in visible(None, context):
