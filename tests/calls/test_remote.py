@@ -482,7 +482,7 @@ async def test_a_hostile_spoke_takes_no_name_and_impersonates_no_caller() -> Non
         odd = [7, None, {"name": 1}, {"namespace": "a b", "name": "\n", "type": "query"}]
         specs = [mine, services, *odd, *(spec(f"n{index}") for index in range(50))]
         entries = [json.dumps({"spec": each, "scopes": [None, None]}) for each in specs]
-        yield {"operations": ["no JSON", "{}", *entries]}
+        yield "\n".join(("no JSON", "{}", *entries, ""))
 
     hub = WebSocketHub(center, max_operations=20)
     async with serve_websocket(

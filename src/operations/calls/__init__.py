@@ -77,7 +77,7 @@ def build_call_handler(
 
     async def handle(event: CallRequested) -> None:
         request = event.payload
-        reply_to = request.reply_to or call_map.address_of(request.request_id)
+        reply_to = call_map.address_of(request.request_id, request.reply_to)
         worker = server or await open_server()
         await worker.serve(request, reply_to)
 

@@ -122,7 +122,6 @@ class PendingRequestMap(CallSender):
             self._workers,
             end=self._end,
             resend=self._resend,
-            call=self.call,
             heartbeat=heartbeat,
             silence=silence,
         )

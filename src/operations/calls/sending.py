@@ -106,8 +106,6 @@ class CallSender(ABC):
         self._aborts: deque[PendingCall] = deque(maxlen=MAX_ABORTS)
         self._is_aborting = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._served: dict[str, tuple[str, bool]] = {}
-        """The reply addresses of served requests, and whether they are subscriptions."""
 
     def __len__(self) -> int:
         return len(self.pending)
@@ -412,45 +410,49 @@ class CallSender(ABC):
 
     # ---------------------------------------------------------------------------------------- replies
 
-    def serve(self, request: RequestPayload, reply_to: str) -> None:
-        """Store the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
-        self._served[request.request_id] = reply_to, request.credit is not None
-
-    def address_of(self, request_id: str) -> str:
-        """Return the address for replies to a request.
+    def address_of(self, request_id: str, reply_to: str | None) -> str:
+        """Return the address for replies to a request that names `reply_to`.
 
         Raises:
-            ValueError: If it is unknown and the target delivers replies only to the caller's own mailbox.
+            ValueError: If there is none, and the target delivers replies only to the caller's own mailbox.
         """
+        if reply_to:
+            return reply_to
         if request_id in self.pending:
             return self.mailbox
-        address, _ = self._served.get(request_id, ("", False))
-        if address:
-            return address
         if self.target.broadcasts_replies:
             return self._callers_topic
-        raise ValueError(
-            f"no address is known for replies to request {request_id!r}: "
-            "announce the request with serve(request, reply_to) first"
-        )
+        raise ValueError(f"replies to request {request_id!r} have no address: pass its reply_to")
 
-    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
+    async def respond(
+        self,
+        request_id: str,
+        envelope: Any,
+        *,
+        sequence: int | None = None,
+        reply_to: str | None = None,
+    ) -> None:
         """Publish the reply to a request; with a `sequence`, as one item of a subscription.
+
+        Args:
+            request_id: The id of the request.
+            envelope: The result.
+            sequence: The position of an item, counted from 0.
+            reply_to: The `replyTo` of the request. Needed on targets with queues (Redis, NATS).
 
         Raises:
             TypeError: If `envelope` is not an envelope.
-            ValueError: If the target has queues and the request is unknown, so that the reply has no address.
+            ValueError: If the reply has no address.
             TransportError: If it cannot be sent.
         """
         lifted = lift_envelope(envelope)
         if lifted is None:
             raise TypeError("only a response envelope can be a reply: use local_envelope(...)")
         if sequence is None:
-            _, is_stream = self._served.get(request_id, ("", False))
-            await self._reply(request_id, encode_response(request_id, lifted), last=not is_stream)
+            body = encode_response(request_id, lifted)
         else:
             body = encode_item(request_id, lifted, sequence, self.mailbox)
-            await self._reply(request_id, body, last=False)
+        await self._reply(request_id, body, reply_to)
 
     async def emit_error(
         self,
@@ -460,6 +462,7 @@ class CallSender(ABC):
         details: Any = None,
         *,
         retryable: bool | None = None,
+        reply_to: str | None = None,
     ) -> None:
         """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
 
@@ -468,9 +471,11 @@ class CallSender(ABC):
             TransportError: If it cannot be sent.
         """
         error = CallError(code, message, details, retryable=retryable)
-        await self._reply(request_id, encode_error(request_id, error), last=True)
+        await self._reply(request_id, encode_error(request_id, error), reply_to)
 
-    async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
+    async def complete(
+        self, request_id: str, *, sequence: int | None = None, reply_to: str | None = None
+    ) -> None:
         """Publish the end of a subscription.
 
         Raises:
@@ -478,14 +483,11 @@ class CallSender(ABC):
             TransportError: If it cannot be sent.
         """
         event = CallCompleted(payload=CompletePayload(request_id=request_id, sequence=sequence))
-        await self._reply(request_id, encode_event(event), last=True)
+        await self._reply(request_id, encode_event(event), reply_to)
 
-    async def _reply(self, request_id: str, body: bytes, *, last: bool) -> None:
-        address = self.address_of(request_id)
-        is_own = request_id in self.pending
-        if last:
-            self._served.pop(request_id, None)
-        if self.target.direct and is_own:
+    async def _reply(self, request_id: str, body: bytes, reply_to: str | None) -> None:
+        address = self.address_of(request_id, reply_to)
+        if self.target.direct and request_id in self.pending:
             # The target reaches only the peer, but the caller is in this process.
             self.receive(Delivery(body))
         await self.target.send(address, body)

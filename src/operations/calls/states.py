@@ -248,7 +248,7 @@ class PendingCall(msgspec.Struct, eq=False):
     payload: RequestPayload
 
     replayable: bool | None
-    """Whether it may run again if its worker is lost; None if the workers must be asked."""
+    """Whether it may run again if its worker is lost; None if the next worker decides."""
 
     expires_at: float
     """The deadline, by the loop's clock."""
@@ -322,9 +322,10 @@ class PendingCall(msgspec.Struct, eq=False):
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
-        if self.attempt > 1:
+        if self.attempt > 1 and error.begun is False:
             # An earlier attempt may have run.
             error.begun = None
+            error.retryable = error.retryable and self.replayable is True
         if self.stream is not None:
             self.stream.end(error)
         elif self.future is not None and not self.future.done():
