@@ -90,24 +90,24 @@ async def test_f11_a_second_reply_is_dropped_and_counted(
 
 
 @pytest.mark.requirement("R33", "F12")
-async def test_f12_items_that_overtake_each_other_are_put_back_in_order() -> None:
+async def test_f12_an_item_that_is_overtaken_is_an_error_and_never_out_of_order() -> None:
     held: list[bytes] = []
 
     def swap(body: bytes) -> Iterable[bytes]:
-        if b'"sequence"' not in body:
-            return (body,)
-        held.append(body)
-        if len(held) < 2 and b"call.completed" not in body:
+        if b'"sequence":5' in body:
+            held.append(body)
             return ()
-        swapped = tuple(reversed(held))
-        held.clear()
-        return swapped
+        return (body, *held) if b'"sequence":6' in body else (body,)
 
+    items: list[Any] = []
     async with AsyncExitStack() as stack:
         calls = await through(stack, MemoryWorld(), on_send=swap)
-        items = [envelope.data async for envelope in calls.subscribe("count.up", {"n": 501})]
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            async for envelope in calls.subscribe("count.up", {"n": 10}):
+                items += [envelope.data]
 
-    assert items == list(range(501))
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, True)
+    assert items == list(range(5))
 
 
 @pytest.mark.requirement("R33", "F12")

@@ -71,9 +71,6 @@ _LOOKS = 2
 _PER_PROBE = 1000
 """Calls in one probe."""
 
-_STUCK = 2.0
-"""Seconds that a subscription may wait for a missing item after later items have arrived."""
-
 
 class _View(NamedTuple):
     """The workers that did not respond to a probe.
@@ -326,7 +323,7 @@ class FailureDetector:
             else:
                 await self._judge(missing, asked_at)
         if self._outages.is_settled:
-            await self._tend_streams(quiet)
+            await self._repeat_credit(quiet)
 
     async def _probe_all(self, quiet: list[PendingCall], is_roll_call: bool) -> None:
         """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown."""
@@ -552,16 +549,10 @@ class FailureDetector:
             )
             self._end(request.request_id, error)
 
-    async def _tend_streams(self, calls: Iterable[PendingCall]) -> None:
-        """End subscriptions that have missed an item for too long; repeat the credit of the others."""
-        now = asyncio.get_running_loop().time()
+    async def _repeat_credit(self, calls: Iterable[PendingCall]) -> None:
+        """Repeat the credit of subscriptions."""
         for call in calls:
-            if call.stream is None or not self._is_open(call):
-                continue
-            if call.stream.stuck_for(now) > _STUCK:
-                error = CallError(ErrorCode.UNAVAILABLE, "items of the subscription were lost")
-                self._end(call.payload.request_id, error)
-            elif call.worker is not None:
+            if call.stream is not None and call.worker is not None and self._is_open(call):
                 # The last credit may have been lost. It is a total, so sending it twice is harmless.
                 with suppress(NotSentError):
                     await self._target.send(call.worker, call.stream.credit())

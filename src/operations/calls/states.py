@@ -1,7 +1,7 @@
 """The client-side states of calls, without I/O: the order of items, flow control, deadlines.
 
-Rule 1: items of a subscription are delivered in order or not at all; a gap ends it with an error. Items received
-        before an error are delivered before the error.
+Rule 1: items of a subscription are delivered in order. If one is missing or overtaken, the subscription ends with an
+        error: transports keep the order of a sender. Items received before an error are delivered before the error.
 Rule 2: credit is granted as items of a subscription are read, so that a slow reader slows the worker.
 Rule 3: one timer serves all deadlines of a table, because most calls end long before their deadline. Starting a call
         costs one comparison.
@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -29,71 +29,6 @@ from operations.calls.events import (
 )
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error
-
-REORDER_WINDOW = 64
-"""The number of later items that may arrive before a missing item counts as lost."""
-
-
-Arrival: TypeAlias = tuple[CallEvent, int]
-"""An event, and its size in bytes as its worker counts it."""
-
-
-class SequenceError(Exception):
-    """Items are missing."""
-
-
-class Sequencer:
-    """Orders the items of one subscription.
-
-    Attributes:
-        expected: The number of the next item.
-    """
-
-    __slots__ = ("_early", "_total", "expected")
-
-    def __init__(self) -> None:
-        self.expected = 0
-        self._early: dict[int, Arrival] = {}
-        self._total: tuple[int, Arrival] | None = None
-
-    def push(self, event: CallEvent, size: int = 0) -> list[Arrival]:
-        """Add an event; return the events that can now be delivered, in order.
-
-        Duplicate items are dropped. An item without a number, of a peer that does not number items, is delivered at
-        once.
-
-        Raises:
-            SequenceError: If an item is missing after `REORDER_WINDOW` later ones have arrived.
-        """
-        sequence = getattr(event.payload, "sequence", None)
-        if sequence is None:
-            if isinstance(event, CallResponded):
-                self.expected += 1
-            return [(event, size)]
-        if isinstance(event, CallResponded):
-            if sequence < self.expected:
-                return []
-            self._early[sequence] = (event, size)
-        else:
-            self._total = (sequence, (event, size))
-        return self._ready()
-
-    def _ready(self) -> list[Arrival]:
-        ready: list[Arrival] = []
-        while (arrival := self._early.pop(self.expected, None)) is not None:
-            ready.append(arrival)
-            self.expected += 1
-        if self._total is not None and self.expected >= self._total[0]:
-            ready.append(self._total[1])
-        elif len(self._early) > REORDER_WINDOW:
-            raise SequenceError(f"item {self.expected} is missing")
-        return ready
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an event waits for a missing item."""
-        return bool(self._early) or self._total is not None
-
 
 MAX_BUFFERED_ITEMS = 1000
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
@@ -119,47 +54,48 @@ class StreamEntry:
         self._bytes_since_grant = 0
         self._items: deque[tuple[ResponseEnvelope[Any], int]] = deque()
         self._bytes = 0
-        self._sequencer = Sequencer()
+        self._expected = 0
+        """The number of the next item."""
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._error: CallError | None = None
-        self._stuck_since: float | None = None
 
     def push(self, event: CallEvent, size: int) -> bool:
-        """Add an event of `size` bytes; return whether the subscription is over."""
-        try:
-            for ready in self._sequencer.push(event, size):
-                self._accept(*ready)
-        except SequenceError as error:
-            self._break(ErrorCode.UNAVAILABLE, f"items of the subscription were lost: {error}")
-        except ValueError as error:
-            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was not an envelope: {error}")
-        if not self._sequencer.is_waiting:
-            self._stuck_since = None
-        elif self._stuck_since is None:
-            self._stuck_since = asyncio.get_running_loop().time()
-        return self._ended
+        """Add an event of `size` bytes; return whether the subscription is over.
 
-    def _accept(self, event: CallEvent, size: int) -> None:
+        Repeated items are dropped. Items without a number, of a peer that does not number them, are accepted.
+        """
         if self._ended:
-            return
-        if isinstance(event, CallResponded):
-            self._items.append((_numbered(event.payload), size))
-            self._bytes += size
-            if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
-                self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
-            ):
-                self._break(
-                    ErrorCode.RESOURCE_EXHAUSTED,
-                    "the worker sent more items than its credit allowed",
-                )
-            self._wake()
+            return True
+        sequence = getattr(event.payload, "sequence", None)
+        if sequence is not None and sequence > self._expected:
+            reason = f"items of the subscription were lost: item {self._expected} is missing"
+            self._break(ErrorCode.UNAVAILABLE, reason)
+        elif isinstance(event, CallResponded):
+            if sequence is None or sequence == self._expected:
+                self._expected += 1
+                self._add(event.payload, size)
         elif isinstance(event, CallFailed):
             self.end(event.payload.to_error())
         elif isinstance(event, CallAborted):
             self.end(CallError(ErrorCode.ABORTED, "the subscription was aborted by its worker"))
         else:
             self.end(None)
+        return self._ended
+
+    def _add(self, payload: ResponsePayload, size: int) -> None:
+        try:
+            self._items.append((_numbered(payload), size))
+        except ValueError as error:
+            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was not an envelope: {error}")
+            return
+        self._bytes += size
+        if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
+            self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
+        ):
+            reason = "the worker sent more items than its credit allowed"
+            self._break(ErrorCode.RESOURCE_EXHAUSTED, reason)
+        self._wake()
 
     def _break(self, code: str, message: str) -> None:
         self.must_stop = True
@@ -176,10 +112,6 @@ class StreamEntry:
         self._ended = True
         self._error = error
         self._wake()
-
-    def stuck_for(self, now: float) -> float:
-        """Return the seconds for which items have waited for a missing item."""
-        return 0.0 if self._ended or self._stuck_since is None else now - self._stuck_since
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
