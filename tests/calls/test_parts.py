@@ -2,7 +2,7 @@
 
 import asyncio
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -12,6 +12,7 @@ from operations.calls.execution import WEIGHT, AdmissionQueue, Recent
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace, WorkerConfig
 from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
+from operations.errors import CallError
 
 
 @dataclass(eq=False)
@@ -19,7 +20,7 @@ class Work:
     size: int = 1
     principal: str = "p"
     worth_it: bool = True
-    counted_as: tuple[str, ...] = ()
+    counted: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Floor:
@@ -29,6 +30,22 @@ class Floor:
         self.started: list[Work] = []
         start: Any = self._start
         self.admission: Any = AdmissionQueue(WorkerConfig(**limits), start)
+
+    def offer(self, work: Work) -> str | None:
+        """The reason why it is rejected."""
+        try:
+            self.admission.offer(work)
+        except CallError as error:
+            return error.message
+        return None
+
+    def identified(self, work: Work, principal: str) -> str | None:
+        """The reason why it is rejected."""
+        try:
+            self.admission.count(work, principal)
+        except CallError as error:
+            return error.message
+        return None
 
     def _start(self, work: Work) -> bool:
         if work.worth_it:
@@ -40,7 +57,7 @@ def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> Non
     floor = Floor(concurrency=2, queue=1)
     work = [Work() for _ in range(4)]
 
-    reasons = [floor.admission.offer(one) for one in work]
+    reasons = [floor.offer(one) for one in work]
 
     assert [reason is None for reason in reasons] == [True, True, True, False]
     assert floor.started == work[:2]
@@ -53,10 +70,10 @@ def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> Non
 def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.calls.execution.MAX_WAITING_BYTES", 100)
     floor = Floor(concurrency=1, queue=10)
-    assert floor.admission.offer(Work()) is None
-    assert floor.admission.offer(Work(size=80)) is None
+    assert floor.offer(Work()) is None
+    assert floor.offer(Work(size=80)) is None
     refusal = "1 call running and 1 waiting on this worker"
-    assert floor.admission.offer(Work(size=30)) == refusal
+    assert floor.offer(Work(size=30)) == refusal
 
 
 def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +81,10 @@ def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.Monkey
     floor = Floor(concurrency=1, queue=1)
     first, ended, fresh = Work(), Work(size=80), Work(size=80)
     for work in (first, ended):
-        floor.admission.offer(work)
+        floor.offer(work)
     floor.admission.withdraw(ended)
 
-    assert floor.admission.offer(fresh) is None
+    assert floor.offer(fresh) is None
     floor.admission.done(first)
     assert floor.started == [first, fresh]
 
@@ -76,7 +93,7 @@ def test_an_expired_request_occupies_no_slot() -> None:
     floor = Floor(concurrency=1, queue=10)
     first, stale, fresh = Work(), Work(), Work()
     for work in (first, stale, fresh):
-        floor.admission.offer(work)
+        floor.offer(work)
     stale.worth_it = False
     floor.admission.done(first)
 
@@ -86,14 +103,11 @@ def test_an_expired_request_occupies_no_slot() -> None:
 def test_one_principal_has_its_own_bound() -> None:
     floor = Floor(concurrency=10, per_principal=1)
     first = Work(principal="a")
-    assert floor.admission.offer(first) is None
-    assert (
-        floor.admission.offer(Work(principal="a"))
-        == "this caller already has 1 call on this worker"
-    )
-    assert floor.admission.offer(Work(principal="b")) is None
+    assert floor.offer(first) is None
+    assert floor.offer(Work(principal="a")) == "Too many calls on this worker: you have 1 of 1"
+    assert floor.offer(Work(principal="b")) is None
     floor.admission.done(first)
-    assert floor.admission.offer(Work(principal="a")) is None
+    assert floor.offer(Work(principal="a")) is None
 
 
 def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
@@ -101,24 +115,24 @@ def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
     names = ("a", "a ", " a", "b")
     one, two, three, other = works = [Work(principal=name) for name in names]
     for work in works:
-        assert floor.admission.offer(work) is None
+        assert floor.offer(work) is None
 
-    assert floor.admission.identified(one, "id:a") is None
+    assert floor.identified(one, "id:a") is None
     # Sent twice, counted once.
-    assert floor.admission.identified(one, "id:a") is None
-    assert floor.admission.identified(two, "id:a") is None
-    assert floor.admission.identified(three, "id:a") is not None
-    assert floor.admission.identified(other, "id:b") is None
+    assert floor.identified(one, "id:a") is None
+    assert floor.identified(two, "id:a") is None
+    assert floor.identified(three, "id:a") is not None
+    assert floor.identified(other, "id:b") is None
     # A rejected call was not counted, and ends like the others.
     floor.admission.done(three)
     late = Work(principal="a")
-    assert floor.admission.offer(late) is None
-    assert floor.admission.identified(late, "id:a") is not None
+    assert floor.offer(late) is None
+    assert floor.identified(late, "id:a") is not None
     for work in (one, two, other, late):
         floor.admission.done(work)
     for name in (*names, "id:a", "id:b"):
         again = [Work(principal=name) for _ in range(3)]
-        assert [floor.admission.offer(work) is None for work in again] == [True, True, False]
+        assert [floor.offer(work) is None for work in again] == [True, True, False]
         for work in again[:2]:
             floor.admission.done(work)
 

@@ -2,8 +2,7 @@
 
 Rule 1: a request gets exactly one last reply, unless its caller aborted it.
 Rule 2: the last reply of a call is cached up to a size limit, and sent again only to the client that made the call.
-Rule 3: no request runs twice: an id is stored until at least `max_ids` and at most twice as many later requests have
-        arrived.
+Rule 3: no request runs twice: an id is stored until `max_ids` to `2 * max_ids` later requests have arrived.
 Rule 4: a handler is cancelled when its caller aborts, disconnects or reaches its deadline. The caller does not wait for
         a handler that ignores cancellation.
 """
@@ -12,11 +11,12 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
 from secrets import token_hex
+from sys import maxsize
 from time import monotonic, time
 from typing import Any
 
@@ -38,7 +38,6 @@ from operations.calls.jobs import (
     Job,
     WorkerConfig,
     access_log,
-    exhausted,
     log_call,
     may_have_run,
     nothing,
@@ -54,7 +53,13 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front
 from operations.front.credentials import credential_ended, identify_credential
-from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
+from operations.front.limits import (
+    UNCOUNTED_OUTPUT,
+    ConcurrencyLimiter,
+    Limits,
+    Slot,
+    caller_key,
+)
 from operations.front.public_errors import public_error
 from operations.pubsub.base import EventTarget, WorkerStats
 from operations.pubsub.targets import BoundedSet, start_task
@@ -125,11 +130,13 @@ class AdmissionQueue:
 
     def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
         self._slots, self._places = config.concurrency, config.queue
-        self._per_caller = config.per_principal
+        self._callers: ConcurrencyLimiter | None = None
+        if config.per_principal is not None:
+            limit = config.per_principal
+            self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)
         self._start = start
         self._line: OrderedDict[Job, None] = OrderedDict()
         self._line_bytes = 0
-        self._principals: Counter[str] = Counter()
         self.running = 0
 
     @property
@@ -142,40 +149,35 @@ class AdmissionQueue:
         """The number of free slots."""
         return self._slots - self.running
 
-    def offer(self, job: Job) -> str | None:
-        """Start a call or add it to the queue; return the reason if it is rejected."""
-        if self._per_caller is not None:
-            reason = self.identified(job, job.principal)
-            if reason is not None:
-                return reason
+    def offer(self, job: Job) -> None:
+        """Start a call or add it to the queue.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if there are too many calls, in total or of this caller.
+        """
+        if self._callers is not None:
+            self.count(job, job.principal)
         if self.running < self._slots:
             if self._start(job):
                 self.running += 1
             else:
                 self._forget(job)
-            return None
-        if len(self._line) >= self._places or self._line_bytes + job.size > MAX_WAITING_BYTES:
+        elif len(self._line) < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
+            self._line[job] = None
+            self._line_bytes += job.size
+        else:
             self._forget(job)
-            return f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
-        self._line[job] = None
-        self._line_bytes += job.size
-        return None
+            reason = f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
 
-    def identified(self, job: Job, principal: str) -> str | None:
-        """Count a call for its caller; return the reason if the caller has too many calls."""
-        limit = self._per_caller
-        if limit is None or principal in job.counted_as:
-            return None
-        if self._principals.get(principal, 0) >= limit:
-            return f"this caller already has {counted(limit, 'call')} on this worker"
-        self._principals[principal] += 1
-        job.counted_as += (principal,)
-        return None
+    def count(self, job: Job, principal: str) -> None:
+        """Count a call for its caller; errors are raised as by `offer`."""
+        if self._callers is not None and principal not in job.counted:
+            job.counted[principal] = self._callers.enter(principal)
 
     def done(self, job: Job) -> None:
         """Pass the slot of an ended call to the next call."""
-        if job.counted_as:
-            self._forget(job)
+        self._forget(job)
         self.running -= 1
         while self._line and self.running < self._slots:
             following, _ = self._line.popitem(last=False)
@@ -193,11 +195,8 @@ class AdmissionQueue:
             self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        names, job.counted_as = job.counted_as, ()
-        for name in names:
-            self._principals[name] -= 1
-            if not self._principals[name]:
-                del self._principals[name]
+        for slot in job.counted.values():
+            slot.release()
 
 
 class JobRunner(ABC):
@@ -346,9 +345,10 @@ class JobRunner(ABC):
             except CallError as error:
                 await quietly(self._fail(job, error))
                 return
-            reason = self._admission.identified(job, caller_key(job.identity, ""))
-            if reason is not None:
-                self._refuse(job, exhausted(reason))
+            try:
+                self._admission.count(job, caller_key(job.identity, ""))
+            except CallError as error:
+                self._refuse(job, error)
                 return
         if self._shared is None:
             await self._execute(job)
@@ -507,8 +507,8 @@ class JobRunner(ABC):
         if error is None and self._shared is not None:
             try:
                 unread = self._count_output(job, len(body))
-            except CallError as exhausted:
-                error = exhausted
+            except CallError as refusal:
+                error = refusal
         if error is not None:
             job.code = error.code
             body = encode_error(job.request.request_id, error)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import time
 from typing import Annotated, Any
@@ -23,8 +23,8 @@ from operations.errors import (
 )
 from operations.front import Front
 from operations.front.credentials import CredentialResolver
-from operations.front.limits import call_seconds, caller_key
-from operations.pubsub.base import Claim, EventTarget
+from operations.front.limits import Slot, call_seconds, caller_key
+from operations.pubsub.base import Claim
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import Count, Seconds
@@ -201,8 +201,8 @@ class Job(msgspec.Struct, eq=False):
     absent_since: float = NEVER
     """When the caller was first found to be disconnected, by the loop's clock."""
 
-    counted_as: tuple[str, ...] = ()
-    """The keys that the call counts against. Used by `AdmissionQueue`."""
+    counted: dict[str, Slot] = {}
+    """The slots of its caller, by the names of the caller. Used by `AdmissionQueue`."""
 
     began_at: float = 0.0
     """When it received a slot, by the loop's clock; 0 if it did not."""
@@ -325,11 +325,6 @@ async def nothing() -> None:
     """Send no message, because the call already has its reply."""
 
 
-def exhausted(reason: str) -> CallError:
-    """Return the error for a request that exceeds the limits of a worker."""
-    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-
-
 def log_call(job: Job, group: str, now: float) -> None:
     """Log a call that has ended to `operations.access`."""
     began_at = job.began_at or now
@@ -343,39 +338,6 @@ def log_call(job: Job, group: str, now: float) -> None:
         "requestId": job.request.request_id,
     }
     access_log.info("%s", msgspec.json.encode(record).decode())
-
-
-_CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
-
-
-async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncGenerator[Job]:
-    """Return the jobs of a worker whose callers have disconnected; each check returns them until they end."""
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(_CHECK_CALLERS)
-        now = loop.time()
-        # A job with a claim is still in its queue.
-        old = [
-            job
-            for job in jobs.values()
-            if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
-        ]
-        if not old or not target.is_connected:
-            continue
-        callers = list({job.reply_to for job in old})
-        try:
-            present = await asyncio.gather(*(target.is_present(caller) for caller in callers))
-        except TransportError:
-            continue
-        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
-        for job in old:
-            if job.reply_to not in gone:
-                job.absent_since = NEVER
-            elif job.absent_since == NEVER:
-                job.absent_since = now
-            elif not job.answered:
-                yield job
 
 
 _BLOCKED = 1.0

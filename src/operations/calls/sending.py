@@ -67,6 +67,13 @@ MAX_WAITING_BYTES = 2 * 1024 * 1024
 MAX_ABORTS = 10_000
 """The largest number of unsent abort messages; the workers of further calls stop at the deadline."""
 
+_REFUSALS = {
+    TooLargeError: (ErrorCode.RESOURCE_EXHAUSTED, False),
+    QueueFullError: (ErrorCode.RESOURCE_EXHAUSTED, True),
+    NotPermittedError: (ErrorCode.UNAVAILABLE, False),
+}
+"""The codes of requests that were not sent, and whether they may be sent later; by default `UNAVAILABLE`, true."""
+
 _RETRY = 0.1
 """Seconds between attempts while workers may be reconnecting."""
 
@@ -267,16 +274,9 @@ class CallSender(ABC):
                 return await self._deliver(body, key, "", _RETRY)
             except TransportError as failure:
                 error = failure
-        if isinstance(error, TooLargeError):
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
-        if isinstance(error, QueueFullError):
-            code = ErrorCode.RESOURCE_EXHAUSTED
-            raise CallError(code, str(error), retryable=True, begun=False) from error
         if isinstance(error, NotSentError):
-            can_change = not isinstance(error, NotPermittedError)
-            raise CallError(
-                ErrorCode.UNAVAILABLE, str(error), retryable=can_change, begun=False
-            ) from error
+            code, retryable = _REFUSALS.get(type(error), (ErrorCode.UNAVAILABLE, True))
+            raise CallError(code, str(error), retryable=retryable, begun=False) from error
         logger.debug("%s may not have been sent: %s", key, error)
         return ""
 

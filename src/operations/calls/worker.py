@@ -44,8 +44,6 @@ from operations.calls.jobs import (
     Pace,
     Served,
     WorkerConfig,
-    abandoned_jobs,
-    exhausted,
     may_have_run,
     set_after,
     time_limits,
@@ -62,6 +60,9 @@ from operations.specs import OperationType
 from operations.types import options_of
 
 logger = logging.getLogger("operations")
+
+_CHECK_CALLERS = 0.25
+"""Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
 
 _CLOSING = 1.0
 """Seconds for cancelled handlers to end, and for last replies, when a worker stops."""
@@ -333,9 +334,10 @@ class CallServer(JobRunner, Receiver):
         elif claim is not None and claim.is_fresh and request.attempt == 1:
             claim.remove()
             job.claim = None
-        reason = self._admission.offer(job)
-        if reason is not None:
-            self._refuse(job, exhausted(reason))
+        try:
+            self._admission.offer(job)
+        except CallError as error:
+            self._refuse(job, error)
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
@@ -486,29 +488,28 @@ class CallServer(JobRunner, Receiver):
                     held.append(request_id)
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
-        leaving = self._is_leaving and not held
-        payload = AlivePayload(
-            worker=self.mailbox,
+        await self._report(
+            probe.reply_to,
             request_ids=held,
             fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
-            accepts=self._is_accepting and not self._is_leaving,
-            leaving=leaving,
-            specs=self._specs_digest,
+            leaving=self._is_leaving and not held,
             stats=self.stats() if probe.stats else None,
         )
-        await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
     async def _announce(self, *, arrived: bool = False) -> None:
         """Announce to all callers of the group that this worker has started, stops, or serves other operations."""
+        callers = self.target.topic(f"{self.group}.callers")
+        await self._report(callers, arrived=arrived, leaving=self._is_leaving)
+
+    async def _report(self, address: str, **fields: Any) -> None:
+        """Report that this worker is present."""
         payload = AlivePayload(
             worker=self.mailbox,
-            arrived=arrived,
             accepts=self._is_accepting and not self._is_leaving,
-            leaving=self._is_leaving,
             specs=self._specs_digest,
+            **fields,
         )
-        callers = self.target.topic(f"{self.group}.callers")
-        await self._send(callers, encode_event(CallAlive(payload=payload)))
+        await self._send(address, encode_event(CallAlive(payload=payload)))
 
     def _fence(self, fence: FencePayload, sender: str) -> bool:
         """Drop a copy of a request; return False if it has started, or may have started and is no longer stored."""
@@ -529,13 +530,30 @@ class CallServer(JobRunner, Receiver):
 
     async def _watch_callers(self) -> None:
         """Cancel the calls of disconnected callers."""
-        async for job in abandoned_jobs(self.target, self.jobs):
-            # A short outage must not interrupt a mutation.
-            patience = self._config.patience if job.begun and job.is_mutation else 0.0
-            waited = self._loop.time() - job.absent_since
-            if waited >= patience and self._outages.is_settled:
-                # A caller that reconnects receives the error.
-                self._give_up(job, "the caller was disconnected")
+        while True:
+            await asyncio.sleep(_CHECK_CALLERS)
+            now = self._loop.time()
+            # A job with a claim is still in its queue.
+            jobs = [
+                job
+                for job in self.jobs.values()
+                if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
+            ]
+            callers = list({job.reply_to for job in jobs})
+            try:
+                present = await asyncio.gather(*map(self.target.is_present, callers))
+            except TransportError:
+                continue
+            gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
+            for job in jobs:
+                job.absent_since = min(job.absent_since, now) if job.reply_to in gone else NEVER
+                # A short outage must not interrupt a mutation.
+                patience = self._config.patience if job.begun and job.is_mutation else 0.0
+                waited = now - job.absent_since
+                is_over = waited > 0 and waited >= patience and not job.answered
+                if is_over and self._outages.is_settled:
+                    # A caller that reconnects receives the error.
+                    self._give_up(job, "the caller was disconnected")
 
     async def _watch_specs(self, revision: int) -> None:
         """Announce operations that were registered, replaced or removed after `revision`."""
