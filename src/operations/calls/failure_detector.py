@@ -235,7 +235,7 @@ class FailureDetector:
         call = self._pending.get(offer.request_id)
         if (
             call is None
-            or (call.attempt, call.payload.resends) != (offer.attempt, offer.resends)
+            or (call.payload.attempt, call.payload.resends) != (offer.attempt, offer.resends)
             or call.worker not in {None, offer.worker}
             or self.may_be_restored(call)
         ):
@@ -528,7 +528,7 @@ class FailureDetector:
                 retryable=call.stream is not None,
             )
             self._end(request.request_id, error)
-        elif call.attempt < MAX_ATTEMPTS:
+        elif request.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)
             await self._resend(call)
         else:
@@ -536,7 +536,7 @@ class FailureDetector:
                 "%s became a dead letter: %s lost %d workers",
                 request.request_id,
                 request.operation_id,
-                call.attempt,
+                request.attempt,
             )
             # The credential is removed, so that operators who inspect it cannot act as the caller.
             body = encode_event(CallRequested(payload=replace(request, credential=None)))
@@ -544,7 +544,7 @@ class FailureDetector:
             error = CallError(
                 ErrorCode.UNAVAILABLE,
                 f"{request.operation_id} was abandoned: every worker that received it was lost",
-                {"deliveries": call.attempt},
+                {"deliveries": request.attempt},
                 retryable=False,
             )
             self._end(request.request_id, error)

@@ -284,7 +284,6 @@ class CallSender(ABC):
 
     async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
         """Send a call again, to any worker."""
-        call.attempt += may_have_begun
         call.misses = 0
         call.sent_at = 0.0
         call.worker = None
@@ -293,7 +292,8 @@ class CallSender(ABC):
         limit = None
         if call.expires_at != NEVER:
             limit = max(0.0, call.expires_at - asyncio.get_running_loop().time()) * 1000
-        call.payload = replace(call.payload, attempt=call.attempt, timeout_ms=limit)
+        attempt = call.payload.attempt + may_have_begun
+        call.payload = replace(call.payload, attempt=attempt, timeout_ms=limit)
         await self._send_again(call)
 
     async def _send_again(self, call: PendingCall, pause: float = 0.0) -> None:

@@ -197,9 +197,6 @@ class PendingCall(msgspec.Struct, eq=False):
     stream: StreamEntry | None = None
     """The items of a subscription; None for a call."""
 
-    attempt: int = 1
-    """The number of possible executions."""
-
     sends: int = 0
     """How often the request was sent."""
 
@@ -254,7 +251,7 @@ class PendingCall(msgspec.Struct, eq=False):
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
-        if self.attempt > 1 and error.begun is False:
+        if self.payload.attempt > 1 and error.begun is False:
             # An earlier attempt may have run.
             error.begun = None
             error.retryable = error.retryable and self.replayable is True

@@ -57,8 +57,6 @@ __all__ = [
 
 logger = logging.getLogger("operations")
 
-_REFUSALS = frozenset({401, 403, 404})
-
 _LIMIT = re.compile(r"\d{1,15}", re.ASCII)
 
 _STABLE = 2.0
@@ -123,18 +121,19 @@ async def connect_websocket(
         yield target
 
 
+_HINTS = {
+    421: ": add the name in the address to allowed_hosts of the server",
+    426: ": the proxy in front of the server must use HTTP/1.1 and pass on the headers Upgrade and Connection",
+    **dict.fromkeys(
+        (401, 403, 404),
+        ": check the credentials and the path (`operations serve` listens at /ws)",
+    ),
+}
+
+
 def _hint(error: BaseException) -> str:
     """Return advice if the server rejected the handshake."""
-    if not isinstance(error, InvalidStatus):
-        return ""
-    status = error.response.status_code
-    if status == 421:
-        return ": add the name in the address to allowed_hosts of the server"
-    if status == 426:
-        return ": the proxy in front of the server must use HTTP/1.1 and pass on the headers Upgrade and Connection"
-    if status in _REFUSALS:
-        return ": check the credentials and the path (`operations serve` listens at /ws)"
-    return ""
+    return _HINTS.get(error.response.status_code, "") if isinstance(error, InvalidStatus) else ""
 
 
 class _ClientTarget(WebSocketTarget):
