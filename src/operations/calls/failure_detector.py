@@ -133,7 +133,6 @@ class FailureDetector:
         self._patience = max(_RETURN, 2 * heartbeat)
         self._silence = silence
         self.restorations = 0
-        self._answers = False
         self._were_there = False
         self._outages = Outages()
         self._changed_at = 0.0
@@ -145,12 +144,9 @@ class FailureDetector:
         # Only known workers can be detected as lost.
         self._roll_call_at = self._roll_called_at = 0.0
         self._roll_call_pause = heartbeat
-        self._is_uncounted = False
-        """Whether a worker may have reported since the workers were last counted."""
 
     def on_alive(self, alive: AlivePayload) -> None:
         """Process the report of a worker."""
-        self._answers = self._is_uncounted = True
         self._unserved_since = NEVER
         now = asyncio.get_running_loop().time()
         if alive.arrived:
@@ -308,7 +304,7 @@ class FailureDetector:
         if is_roll_call and restorations == self.restorations:
             self._workers.skip_silent(self._roll_called_at)
             self._workers.has_chosen = False
-            self._roll_called_at, self._is_uncounted = asked_at, True
+            self._roll_called_at = asked_at
             self._roll_call_at = asked_at + self._roll_call_pause
             self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
         await asyncio.sleep(_ANSWER * self._heartbeat)
@@ -337,9 +333,8 @@ class FailureDetector:
 
     async def _count_workers(self) -> None:
         """Record whether all workers have responded since the last probe of all of them."""
-        if self._roll_call_at == NEVER or not self._is_uncounted:
+        if self._roll_call_at == NEVER:
             return
-        self._is_uncounted = False
         since = self._roll_called_at
         heard = [worker for worker, at in self._workers.heard_at.items() if at >= since]
         count = await self._target.count_present(self._all_workers)
@@ -375,7 +370,8 @@ class FailureDetector:
     async def _judge(self, missing: list[PendingCall], asked_at: float) -> None:
         """Send lost calls again, or end them."""
         are_there = await self._are_there(asked_at)
-        if not (self._answers or are_there is False) or not self._outages.is_settled:
+        have_answered = self._workers.heard_at or self._workers.departures
+        if not (have_answered or are_there is False) or not self._outages.is_settled:
             return
         view = await self._view(missing, asked_at, are_there)
         lost = [call for call in missing if await self._is_lost(call, view)]
