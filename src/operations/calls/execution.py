@@ -131,8 +131,7 @@ class AdmissionQueue:
     def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
         self._slots, self._places = config.concurrency, config.queue
         self._callers: ConcurrencyLimiter | None = None
-        if config.per_principal is not None:
-            limit = config.per_principal
+        if (limit := config.per_principal) is not None:
             self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)
         self._start = start
         self._line: OrderedDict[Job, None] = OrderedDict()
@@ -173,11 +172,12 @@ class AdmissionQueue:
     def count(self, job: Job, principal: str) -> None:
         """Count a call for its caller; errors are raised as by `offer`."""
         if self._callers is not None and principal not in job.counted:
-            job.counted[principal] = self._callers.enter(principal)
+            job.counted = {**job.counted, principal: self._callers.enter(principal)}
 
     def done(self, job: Job) -> None:
         """Pass the slot of an ended call to the next call."""
-        self._forget(job)
+        if job.counted:
+            self._forget(job)
         self.running -= 1
         while self._line and self.running < self._slots:
             following, _ = self._line.popitem(last=False)

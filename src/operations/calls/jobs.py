@@ -14,6 +14,7 @@ from msgspec import Meta
 from operations.access import Identity
 from operations.calls.events import RequestPayload
 from operations.calls.states import NEVER
+from operations.channel import NOTHING
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -201,7 +202,7 @@ class Job(msgspec.Struct, eq=False):
     absent_since: float = NEVER
     """When the caller was first found to be disconnected, by the loop's clock."""
 
-    counted: dict[str, Slot] = {}
+    counted: Mapping[str, Slot] = NOTHING
     """The slots of its caller, by the names of the caller. Used by `AdmissionQueue`."""
 
     began_at: float = 0.0
