@@ -476,8 +476,8 @@ class PipelinedConnection(ReconnectingConnection):
 
     def __init__(self, client: RedisClient) -> None:
         super().__init__(client)
-        self._outbox: list[tuple[bytes, _Waiting]] = []
-        self._outbox_bytes = 0
+        self._outbox = bytearray()
+        self._unsent: list[_Waiting] = []
         self._waiting: deque[_Waiting] = deque()
         self._refusals = LogThrottle()
         self._wake = asyncio.Event()
@@ -520,13 +520,12 @@ class PipelinedConnection(ReconnectingConnection):
             await self.post(command)
 
     async def _add(self, command: tuple[Any, ...], waiting: _Waiting) -> None:
-        if self._outbox_bytes > MAX_BUFFERED:
+        if len(self._outbox) > MAX_BUFFERED:
             await self._drained.wait()
         if not self._up.is_set():
             raise WrongServerError("Redis cannot be reached")
-        packed = pack_command(command)
-        self._outbox.append((packed, waiting))
-        self._outbox_bytes += len(packed)
+        self._outbox += pack_command(command)
+        self._unsent.append(waiting)
         self._drained.clear()
         self._wake.set()
 
@@ -545,13 +544,12 @@ class PipelinedConnection(ReconnectingConnection):
             self._wake.clear()
             # Wait one iteration of the event loop, so that all its commands are written together.
             await asyncio.sleep(0)
-            batch, self._outbox = self._outbox, []
-            self._outbox_bytes = 0
+            packed, self._outbox = self._outbox, bytearray()
+            self._waiting += self._unsent
+            self._unsent = []
             self._drained.set()
-            self._waiting += [waiting for _, waiting in batch]
-            packed = b"".join([command for command, _ in batch])
             for start in range(0, len(packed), _PIECE):
-                await connection.send_packed_command(packed[start : start + _PIECE])
+                await connection.send_packed_command(bytes(packed[start : start + _PIECE]))
 
     async def _read(self, connection: Any) -> None:
         while True:
@@ -583,10 +581,9 @@ class PipelinedConnection(ReconnectingConnection):
     def _broken(self) -> None:
         """Fail all pending commands."""
         sent = [(waiting, TransportError) for waiting in self._waiting]
-        unsent = [(waiting, WrongServerError) for _, waiting in self._outbox]
+        unsent = [(waiting, WrongServerError) for waiting in self._unsent]
         self._waiting.clear()
-        self._outbox = []
-        self._outbox_bytes = 0
+        self._outbox, self._unsent = bytearray(), []
         self._drained.set()
         for waiting, error in (*sent, *unsent):
             if isinstance(waiting, asyncio.Future) and not waiting.done():
