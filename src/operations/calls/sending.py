@@ -67,7 +67,7 @@ MAX_WAITING_BYTES = 2 * 1024 * 1024
 MAX_ABORTS = 10_000
 """The largest number of unsent abort messages; the workers of further calls stop at the deadline."""
 
-_REFUSALS = {
+_REFUSALS: dict[type[NotSentError], tuple[ErrorCode, bool]] = {
     TooLargeError: (ErrorCode.RESOURCE_EXHAUSTED, False),
     QueueFullError: (ErrorCode.RESOURCE_EXHAUSTED, True),
     NotPermittedError: (ErrorCode.UNAVAILABLE, False),
