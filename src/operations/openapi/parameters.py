@@ -235,6 +235,8 @@ def _delimiter(style: str, encode: Encode) -> str:
 def query_pairs(parameter: Parameter, value: Any) -> list[str]:
     """Return `name=value` pieces of a query, encoded."""
     encode = percent_reserved if parameter.allow_reserved else percent
+    if value == {} and parameter.style == "deepObject":
+        return []
     if parameter.media_type is not None:
         return [f"{percent(parameter.name)}={encode(content_text(value, parameter.media_type))}"]
     return form_pairs(
