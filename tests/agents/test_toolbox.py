@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.agents.service import AGENT, CALLS, FAILURES, RAN, shop
 
 from operations import MissingExtraError, OperationRegistry, mcp_envelope
@@ -418,11 +419,13 @@ async def test_models_that_accept_only_text_receive_base64(form: str) -> None:
     "content",
     [
         [{**IMAGE_BLOCK, "mimeType": "image/tiff"}],
+        [{**IMAGE_BLOCK, "data": "no base64"}],
+        [{**IMAGE_BLOCK, "data": b64encode(b"no image").decode()}],
         [{**IMAGE_BLOCK, "data": "A" * (5 * 1024 * 1024 + 1)}],
         [IMAGE_BLOCK, {"type": "text", "text": "a" * 60_000}],
         [{"type": "audio", "data": DATA, "mimeType": "audio/wav"}],
     ],
-    ids=["type", "large", "text", "audio"],
+    ids=["type", "base64", "bytes", "large", "text", "audio"],
 )
 async def test_other_media_are_returned_as_data(content: list[dict[str, Any]]) -> None:
     toolbox = Toolbox(drawing(*content))
@@ -432,6 +435,40 @@ async def test_other_media_are_returned_as_data(content: list[dict[str, Any]]) -
     found = json.loads(message["content"])
     page = found if isinstance(found, list) else found["value"]
     assert page[0]["type"] == content[0]["type"]
+
+
+async def test_the_type_of_an_image_is_that_of_its_bytes_and_empty_texts_are_omitted() -> None:
+    content = [{"type": "text", "text": ""}, {**IMAGE_BLOCK, "mimeType": "image/jpeg"}]
+    toolbox = Toolbox(drawing(*content))
+
+    message = await toolbox.run(anthropic_call("draw__mcp", {}))
+
+    assert message["content"] == [IMAGES["anthropic"]]
+
+
+async def test_the_data_of_a_tool_is_returned_beside_its_images() -> None:
+    registry = drawing()
+
+    @registry.operation("draw.measured", type="query")
+    async def measured() -> Any:
+        data, content = {"width": 1}, (CAPTION, IMAGE_BLOCK)
+        return mcp_envelope(data, is_error=False, content=content, structured_content=data)
+
+    message = await Toolbox(registry).run(anthropic_call("draw__measured", {}))
+
+    assert message["content"] == [{"type": "text", "text": '{"width":1}'}, IMAGES["anthropic"]]
+
+
+async def test_data_that_middleware_replaces_is_returned_without_the_original_content() -> None:
+    registry = drawing(CAPTION, IMAGE_BLOCK)
+
+    @registry.use
+    async def hide(call: Any, following: Any) -> Any:
+        return replace(await following(call), data=["***"])
+
+    message = await Toolbox(registry).run(anthropic_call("draw__mcp", {}))
+
+    assert message["content"] == '["***"]'
 
 
 def test_a_missing_framework_names_its_extra(

@@ -9,9 +9,10 @@ Rule 3: agent frameworks are extras: each is imported when its tools are request
 
 import asyncio
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
@@ -411,21 +412,37 @@ def _readable(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
 def _blocks(envelope: ResponseEnvelope[Any], max_bytes: int) -> list[Block]:
     """Return the texts and images of a result; nothing if it has no image, or if a part is too large."""
     data, meta = envelope.data, envelope.meta
-    blocks: list[Block] = []
+    blocks: list[Block | None] = []
     if isinstance(data, bytes):
-        blocks = [Image(sniffed(data), b64encode(data).decode("ascii"))]
+        blocks = [_image(b64encode(data).decode("ascii"))]
     elif isinstance(meta, MCPResponseMeta):
+        is_content = data == msgspec.to_builtins(meta.content)
+        if meta.structured_content is not None:
+            blocks = [Outcome(data).text]
+        elif not is_content:
+            # Middleware has replaced the content.
+            return []
         for block in meta.content:
             if isinstance(block, ImageContent):
-                blocks.append(Image(block.mime_type, block.data))
-            elif isinstance(block, TextContent):
-                blocks.append(block.text)
-            else:
+                blocks.append(_image(block.data) if block.mime_type in _IMAGES else None)
+            elif is_content and isinstance(block, TextContent):
+                # Models do not accept empty texts.
+                blocks += [block.text] if block.text else []
+            elif is_content:
                 blocks.append(msgspec.json.encode(block).decode())
-    images = [block for block in blocks if isinstance(block, Image)]
-    texts = [block for block in blocks if isinstance(block, str)]
-    fits = all(each.media_type in _IMAGES and len(each.data) <= _MAX_IMAGE for each in images)
-    return blocks if images and fits and sum(map(len, texts)) <= max_bytes else []
+    usable = [block for block in blocks if block is not None]
+    texts = [block for block in usable if isinstance(block, str)]
+    has_images = len(texts) < len(usable) == len(blocks)
+    return usable if has_images and sum(map(len, texts)) <= max_bytes else []
+
+
+def _image(data: str) -> Image | None:
+    """Return base64 as an image; None if it is not an image that models accept, or too large."""
+    with suppress(ValueError):
+        media_type = sniffed(b64decode(data[:_MAX_IMAGE], validate=True))
+        if media_type in _IMAGES and len(data) <= _MAX_IMAGE:
+            return Image(media_type, data)
+    return None
 
 
 class _Finder:
