@@ -159,7 +159,7 @@ def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -
         (["work.crash"], 1, "EXECUTION_ERROR", "boom"),
         (["work.crash", "--as", "bob"], 1, "EXECUTION_ERROR", "The operation failed (request "),
         (["work.slow", "pause=5", "--timeout", "0.1"], 7, "TIMEOUT", ""),
-        (["work.ask"], 8, "UNAVAILABLE", "ask its caller"),
+        (["work.ask"], 8, "UNAVAILABLE", "cannot ask for input"),
     ],
 )
 def test_each_failure_has_its_exit_code(
