@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 from tests.openapi.examples import built_schema
+from tests.openapi.serving import document
 
+from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.reading.keywords import FILE_SCHEMA
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import Direction, SchemaConverter
@@ -144,6 +146,30 @@ def test_only_referenced_definitions_are_included() -> None:
     assert built["$defs"].keys() == {"A", "B"}
     assert Schema(built).check({"a": [{"again": [{}]}]})
     assert not Schema(built).check({"a": [{"again": 1}, 1]})
+
+
+def test_patterns_that_are_not_checked_are_logged_with_their_places(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unsafe = {"type": "string", "pattern": "^.{1,16000}$"}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/A"}}}
+    doc = document(
+        "/x",
+        "post",
+        parameters=[{"name": "p", "in": "query", "schema": unsafe}],
+        requestBody={"content": content},
+        components={"schemas": {"A": {"properties": {"b": unsafe}}}},
+    )
+    (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    operation.spec.input_schema.check({})
+
+    (logged,) = [text for text in caplog.messages if "run safely" in text]
+    _, _, places = logged.partition("checked: ")
+    pattern = unsafe["pattern"]
+    assert places.split("; ") == [
+        f"/properties/p/pattern: {pattern}",
+        f"/$defs/A/properties/b/pattern: {pattern}",
+    ]
 
 
 def test_cyclic_and_broken_references_allow_anything(caplog: pytest.LogCaptureFixture) -> None:

@@ -389,7 +389,8 @@ class Checker:
         else:
             self.document = Document(measured(root))
         patterns = BoundPatterns(self.document.sites, drop=drop_patterns)
-        self.dropped = patterns.dropped
+        above = self.document.root.pointer
+        self.dropped = [each.removeprefix(above) for each in patterns.dropped]
         self._fancy = patterns.fancy
         self._registry: jsonschema_rs.Registry | None = None
         self.caches: dict[str, Any] = {}
