@@ -123,6 +123,22 @@ async def test_an_imported_get_runs_through_ten_files(kind: str, config: dict[st
     assert len(found) <= 10, sorted(found)
 
 
+@pytest.mark.parametrize("declared", [{}, {"content": {"application/json": {}}}])
+async def test_an_imported_get_without_a_schema_runs_through_ten_files(
+    declared: dict[str, Any],
+) -> None:
+    parameters = [parameter("id", "path", "integer"), parameter("name", "query", "string")]
+    responses = {"200": {"description": "ok", **declared}}
+    doc = document("/pets/{id}", parameters=parameters, responses=responses)
+    async with serving(pet) as url, imported(doc, base_url=url) as registry:
+
+        async def call() -> None:
+            assert (await registry.execute("api.call", {"id": 7, "name": "a"})).data["id"] == 7
+
+        found = await files_of(call)
+    assert len(found) <= 10, sorted(found)
+
+
 @pytest.mark.parametrize(
     "config",
     [

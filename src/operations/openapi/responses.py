@@ -19,6 +19,7 @@ import msgspec
 
 from operations._decoding import decode_json
 from operations._json import (
+    MAX_DEPTH,
     MAX_REQUEST_VALUES,
     MAX_RESPONSE_VALUES,
     JSONLimitError,
@@ -284,13 +285,13 @@ def json_data(content: bytes, content_type: str, max_values: int) -> Any:
     """
     try:
         try:
-            return decode_json(content, max_values=max_values)
+            return decode_json(content, max_values=max_values, max_depth=MAX_DEPTH)
         except JSONLimitError:
             raise
         except JSONValueError:
             # Rarely, it is JSON in another charset or with a byte order mark.
             text = _text(content, content_type, errors="strict")
-            return decode_json(text, max_values=max_values)
+            return decode_json(text, max_values=max_values, max_depth=MAX_DEPTH)
     except (JSONValueError, LookupError, UnicodeError) as error:
         if isinstance(error, JSONLimitError) and error.limit == "values":
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
