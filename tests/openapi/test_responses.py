@@ -139,8 +139,9 @@ async def test_an_empty_body_is_empty_text_only_if_text_is_declared() -> None:
     assert await data_of({"200": response()}, answering(200, "", "text/plain")) is None
 
 
-async def test_a_range_of_media_types_describes_json() -> None:
-    responses = {"200": response(objects(a="string"), "*/*")}
+@pytest.mark.parametrize("kind", ["object", ["object"], ["object", "null"]])
+async def test_a_range_of_media_types_describes_json(kind: Any) -> None:
+    responses = {"200": response({**objects(a="string"), "type": kind}, "*/*")}
     assert await data_of(responses, answering(200, {"a": "x", "b": 1})) == {"a": "x"}
     assert await data_of(responses, answering(200, "text", "text/plain")) == "text"
 

@@ -76,6 +76,18 @@ async def test_text_stays_text_if_text_is_declared(schema: dict[str, Any]) -> No
     assert only.data == "1.10"
 
 
+@pytest.mark.parametrize("schema", [{"enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b"]}])
+async def test_declared_texts_may_be_quoted(schema: dict[str, Any]) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b'data: "a"\n\ndata: b\n\n')
+        return response
+
+    async with serving(respond) as url:
+        found = await collected(streaming(schema=schema), url)
+    assert [(each.data, each.meta.changes) for each in found] == [("a", ()), ("b", ())]
+
+
 async def test_an_item_schema_describes_the_data_of_an_event() -> None:
     item = {"properties": {"data": {"contentSchema": {"type": "object", "required": ["n"]}}}}
     content = {"text/event-stream": {"itemSchema": item}}
@@ -111,8 +123,8 @@ async def test_an_event_that_is_not_the_declared_json_is_text_and_marked(policy:
 
 @pytest.mark.parametrize(
     ("schema", "expected"),
-    [({"type": "string"}, ["", "a"]), (None, ["", "a"]), (PRICE, ["a"])],
-    ids=["text", "unknown", "object"],
+    [({"type": "string"}, ["", "a"]), (None, ["", "a"]), (PRICE, ["a"]), ({"enum": ["a"]}, ["a"])],
+    ids=["text", "unknown", "object", "enum"],
 )
 async def test_events_without_data_are_items_only_if_items_may_be_text(
     schema: Any, expected: list[str]

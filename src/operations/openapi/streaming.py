@@ -265,7 +265,8 @@ def read_all(response: WholeResponse, described: ResponseData, max_values: int) 
 
 def item_data(text: str, described: ResponseData) -> Any:
     """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON."""
-    data = text if described.has_text_items else event_data(text)
+    is_text = described.has_text_items and not described.quotes_text(text)
+    data = text if is_text else event_data(text)
     return text if described.keeps_text(data) else data
 
 

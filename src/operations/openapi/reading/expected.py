@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import kind_of, list_of
+from operations._json import kind_of, list_of, object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object, base64_encoding
 from operations.openapi.reading.media import EVENT_STREAM
@@ -92,7 +92,13 @@ class ResponseData:
 
     def takes_text(self, text: str) -> bool:
         """Return whether an event may contain `text` instead of JSON."""
-        return self.schema is None or self.has_text_items or self.schema.check(text)
+        if self.schema is None or object_of(self.schema.document).get("type") == "string":
+            return True
+        return self.schema.check(text)
+
+    def quotes_text(self, text: str) -> bool:
+        """Return whether `text` is not a declared text, but may be the JSON of one."""
+        return text[:1] == '"' and self.schema is not None and not self.schema.check(text)
 
     def replaces_json(self, text: str, content_type: str) -> bool:
         """Return whether `text` may be the data, although JSON is declared; a page of HTML may not."""
@@ -299,7 +305,8 @@ def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:
     ):
         return False
     node = schemas.resolve(declared.schema)
-    return node.get("type") in {"object", "array"} or "properties" in node
+    kinds = [kind for kind in list_of(node.get("type")) or [node.get("type")] if kind != "null"]
+    return all(kind in ("object", "array") for kind in kinds) or "properties" in node
 
 
 def _raw(declared: Media, schemas: SchemaConverter) -> Any:
