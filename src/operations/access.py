@@ -322,11 +322,11 @@ def _input_check(schema: JSONObject | bool) -> InputCheck:
     def check(value: Any, complete: Complete) -> bool:
         if not accepts(value):
             return False
-        if not omits(value, schema):
+        if not omits(value, schema, schema):
             return True
         # The handler uses the default of a parameter or property that the caller omits.
         filled = complete(value)
-        return filled is value or accepts(with_defaults(value, filled, schema))
+        return filled is value or accepts(with_defaults(value, filled, schema, schema))
 
     return check
 

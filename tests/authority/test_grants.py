@@ -484,6 +484,9 @@ AMOUNT = {"properties": {"amount": {"maximum": 100}}}
         ({"order": AMOUNT}, {"order": {"amount": 100}}, True),
         ({"order": {**AMOUNT, "additionalProperties": False}}, {"order": {"amount": 100}}, True),
         ({"order": {"allOf": [AMOUNT]}}, {"order": {"note": "x"}}, False),
+        ({"order": {"$ref": "#/$defs/amount"}}, {"order": {}}, False),
+        ({"order": {"$ref": "#/$defs/amount"}}, {"order": {"amount": 100}}, True),
+        ({"further": {"items": {"$ref": "#/$defs/amount"}}}, {"further": [{}]}, False),
         ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}, {}]}, False),
         ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}]}, True),
         ({"further": {"allOf": [{"items": AMOUNT}]}}, {"further": [{}]}, False),
@@ -503,7 +506,8 @@ async def test_an_omitted_property_of_an_object_is_restricted_by_its_default(
     ) -> str:
         return "bought"
 
-    context = await context_of(input={"shop.*": {"properties": schema}})
+    whole = {"properties": schema, "$defs": {"amount": AMOUNT}}
+    context = await context_of(input={"shop.*": whole})
     found = await outcome(registry, context, "shop.buy", **value)
     assert found == ("bought" if is_accepted else DENIED)
 

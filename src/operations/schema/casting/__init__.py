@@ -18,6 +18,7 @@ from operations._json import (
     to_json,
 )
 from operations._objects import without_objects
+from operations._references import reference_of, target_of
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, StrippingPass, pack
 from operations.schema.casting.thorough import CreatingPass, NeedsRepair, Pass
@@ -252,35 +253,38 @@ class Normaliser:
             return False
 
 
-def with_defaults(value: Any, filled: Any, schema: Any) -> Any:
-    """Return `value` with the defaults in `filled` of the properties that `schema` restricts."""
+def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:
+    """Return `value` with the defaults in `filled` of the properties that `schema`, a part of `root`, restricts."""
     schema = object_of(schema)
     if is_list(value):
         items = zip(value, filled, strict=True)
-        value = [with_defaults(item, whole, schema.get("items")) for item, whole in items]
+        value = [with_defaults(item, whole, schema.get("items"), root) for item, whole in items]
     if is_object(value):
         value = {**value}
         for name in object_of(schema.get("properties")).keys() & filled.keys():
             inner, whole = schema["properties"][name], filled[name]
-            value[name] = with_defaults(value[name], whole, inner) if name in value else whole
-    for part in _parts(schema):
-        value = with_defaults(value, filled, part)
+            is_given = name in value
+            value[name] = with_defaults(value[name], whole, inner, root) if is_given else whole
+    for part in _parts(schema, root):
+        value = with_defaults(value, filled, part, root)
     return value
 
 
-def omits(value: Any, schema: Any) -> bool:
-    """Return whether `value` omits a property that `schema` restricts."""
+def omits(value: Any, schema: Any, root: Any) -> bool:
+    """Return whether `value` omits a property that `schema`, a part of `root`, restricts."""
     schema = object_of(schema)
-    if is_list(value) and any(omits(item, schema.get("items")) for item in value):
+    if is_list(value) and any(omits(item, schema.get("items"), root) for item in value):
         return True
     given = object_of(value)
     restricted = object_of(schema.get("properties")).items() if is_object(value) else ()
-    return any(name not in given or omits(given[name], inner) for name, inner in restricted) or any(
-        omits(value, part) for part in _parts(schema)
-    )
+    return any(
+        name not in given or omits(given[name], inner, root) for name, inner in restricted
+    ) or any(omits(value, part, root) for part in _parts(schema, root))
 
 
-def _parts(schema: JSONObject) -> list[Any]:
+def _parts(schema: JSONObject, root: Any) -> list[Any]:
     """Return the schemas that apply to the same value as `schema`."""
     parts = [schema[key] for key in ("not", "if", "then", "else") if key in schema]
+    if (reference := reference_of(schema)) is not None:
+        parts.append(target_of(reference, root))
     return parts + [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key, ())]
