@@ -64,7 +64,6 @@ MODULES = {
         "operations.server": "",
         "operations.server.running": "running build_server InsecureBindError",
         "operations.server.tokens": "JWTs",
-        "operations.server.console": "console_app console_routes",
     },
     "operations.hub": {"operations.hub": ""},
     "operations.agents": {"operations.agents": ""},

@@ -7,7 +7,9 @@ import pytest
 from starlette.testclient import TestClient
 from tests.console.conftest import Eyes
 
-from operations.server.console import ASSETS, CONTENT_SECURITY_POLICY, console_app
+from operations import OperationRegistry
+from operations.server import create_app
+from operations.server.console import ASSETS, CONTENT_SECURITY_POLICY
 
 STATIC = Path(__file__).resolve().parent.parent.parent / "src/operations/server/console/static"
 FILES = sorted(STATIC.iterdir())
@@ -15,7 +17,7 @@ SCRIPTS = [file for file in FILES if file.suffix == ".js"]
 
 
 def client() -> TestClient:
-    return TestClient(console_app(), base_url="http://127.0.0.1")
+    return TestClient(create_app(OperationRegistry(), console=True), base_url="http://127.0.0.1")
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)

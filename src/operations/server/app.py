@@ -24,7 +24,7 @@ from operations.front.limits import client_address
 from operations.front.messages import AccessLog, HostGuard
 from operations.observe import CallGraph
 from operations.registry import OperationRegistry
-from operations.server.console import console_app
+from operations.server.console import console_routes
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import WEBSOCKET_ROUTES, OperationPaths, Router
 from operations.server.system import GATEWAY_ROUTES, Pages, Readiness
@@ -68,12 +68,14 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             yield
             readiness.is_up = False
 
+    routes = {**GATEWAY_ROUTES, **pages.routes}
+    routes |= WEBSOCKET_ROUTES if config.websocket else {}
+    routes |= console_routes() if config.console else {}
     router = Router(
         pipeline,
-        {**GATEWAY_ROUTES, **pages.routes, **(WEBSOCKET_ROUTES if config.websocket else {})},
+        routes,
         mcp=mcp,
         websocket=WebSocketEntry(pipeline.front, config.resolve) if config.websocket else None,
-        console=console_app() if config.console else None,
     )
     served: ASGIApp = _guarded(OperationPaths(router, pipeline), config)
     root = config.root_path.rstrip("/")

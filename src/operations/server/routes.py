@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
-from operations.front.credentials import credentials_in
 from operations.front.http import (
     IDENTITY,
     OPEN,
@@ -46,7 +45,6 @@ from operations.front.public_errors import (
 )
 from operations.openapi.exporting import has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
-from operations.server.console import is_page
 from operations.server.events import serve_events
 from operations.specs import Operation, OperationType
 
@@ -83,14 +81,13 @@ WEBSOCKET_ROUTES = {"/ws": Route(methods=("GET",), endpoint=_require_upgrade)}
 
 
 class Router:
-    """Serves the fixed paths, MCP, WebSockets and the console, and responds with 404 at all other paths.
+    """Serves the fixed paths, MCP and WebSockets, and responds with 404 at all other paths.
 
     Args:
         pipeline: Runs the steps of each request.
         routes: The fixed paths.
         mcp: Serves `/mcp`, with the same pipeline.
         websocket: Serves WebSockets at `/ws`.
-        console: Serves its own pages, and 404 at all other paths.
     """
 
     def __init__(
@@ -100,13 +97,11 @@ class Router:
         *,
         mcp: ASGIApp | None = None,
         websocket: ASGIApp | None = None,
-        console: ASGIApp | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._routes = routes
         self._mcp = mcp
         self._websocket = websocket
-        self._console = console
         self.lifespan: ASGIApp | None = None
         """Receives the events of the lifespan."""
 
@@ -123,8 +118,6 @@ class Router:
         elif self._mcp is not None and path in ("/mcp", "/mcp/"):
             # It runs the steps of the pipeline itself.
             await self._mcp(scope, receive, send)
-        elif self._console is not None and (is_page(path) or not has_credential(scope)):
-            await self._console(scope, receive, send)
         else:
             await self._pipeline.serve(scope, receive, send, self._elsewhere)
 
@@ -140,10 +133,7 @@ class Router:
         return await route.endpoint(state)
 
     async def _elsewhere(self, state: RequestState) -> Reply:
-        if self._console is None:
-            await state.enter()
-        else:
-            await state.identify()
+        await state.enter()
         raise not_found()
 
     async def _serve_socket(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,12 +154,6 @@ class Router:
             return
         with slot:
             await self._websocket(scope, receive, send)
-
-
-def has_credential(scope: Scope) -> bool:
-    """Return whether a request has a credential, or a cookie, which may be that of an ended session."""
-    headers = scope["headers"]
-    return bool(credentials_in(headers)) or any(name == b"cookie" for name, _ in headers)
 
 
 _METHODS = {

@@ -9,18 +9,15 @@ Rule 1: the Content-Security-Policy lets the page run only these files, connect 
 Rule 2: the console's paths cannot collide with operations, because a namespace contains no `~`.
 """
 
-from collections.abc import Iterator
 from hashlib import sha256
 from importlib.resources import files
 from typing import Final
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.front.messages import matches_tag, rejection
-from operations.front.public_errors import not_found
+from operations.front.http import RequestState
+from operations.front.messages import matches_tag
+from operations.server.routes import Route
 
 ASSETS: Final = "/~console"
 """The path of the files, below the root path of the app."""
@@ -59,27 +56,15 @@ _TYPES: Final = {
 _PAGE: Final = "index.html"
 
 
-def is_page(path: str) -> bool:
-    """Return whether a path is that of the page or of its files."""
-    return path == "/" or path.startswith(ASSETS)
-
-
-def console_app() -> ASGIApp:
-    """Return the console as an ASGI application."""
-    return Router(routes=console_routes(), redirect_slashes=False, default=_nothing)
-
-
-def console_routes() -> list[BaseRoute]:
-    """Return the routes of the page at `/` and of its files."""
-    return [
-        Route("/" if name == _PAGE else f"{ASSETS}/{name}", _Asset(name, content), methods=["GET"])
-        for name, content in _read()
-    ]
-
-
-def _read() -> Iterator[tuple[str, bytes]]:
-    for file in files(__name__).joinpath("static").iterdir():
-        yield file.name, file.read_bytes()
+def console_routes() -> dict[str, Route]:
+    """Return the page at `/` and its files, which every client may read."""
+    found = {file.name: file.read_bytes() for file in files(__name__).joinpath("static").iterdir()}
+    return {
+        "/" if name == _PAGE else f"{ASSETS}/{name}": Route(
+            methods=("GET",), endpoint=_Asset(name, content), is_probe=True
+        )
+        for name, content in found.items()
+    }
 
 
 class _Asset:
@@ -90,18 +75,11 @@ class _Asset:
         self._tag = f'"{sha256(content).hexdigest()[:32]}"'
         self._type = _TYPES[name[name.rindex(".") :]]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, state: RequestState) -> None:
         """Send the file, or 304 if it has not changed."""
         headers = {**_HEADERS, "etag": self._tag}
-        condition = Request(scope).headers.get("if-none-match", "")
-        if matches_tag(condition.encode("latin-1"), self._tag.encode()):
+        if matches_tag(state.headers.get(b"if-none-match", b""), self._tag.encode()):
             response = Response(status_code=304, headers=headers)
         else:
             response = Response(self._content, headers=headers, media_type=self._type)
-        await response(scope, receive, send)
-
-
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Respond with 404 at all other paths, as the rest of the server does."""
-    if scope["type"] == "http":
-        await rejection(not_found(), scope).send(send)
+        await response(state.scope, state.receive, state.send)
