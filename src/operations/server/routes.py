@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.context import new_request_id
+from operations.context import OperationContext, new_request_id
 from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
 from operations.front.http import (
     IDENTITY,
@@ -134,6 +134,12 @@ class Router:
 
     async def _elsewhere(self, state: RequestState) -> Reply:
         await state.enter()
+        registry = state.front.registry
+        namespace, slash, _ = (path := route_path(state.scope)[1:]).partition("/")
+        if slash and registry.is_absent(namespace):
+            # The operation may be one of a source that is not connected yet.
+            context = OperationContext(identity=state.identity)
+            raise registry.not_found(path.replace("/", ".", 1), context)
         raise not_found()
 
     async def _serve_socket(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
