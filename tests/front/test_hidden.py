@@ -5,10 +5,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from mcp import Client as MCPClient
+from mcp import MCPError
 from starlette.applications import Starlette
 from tests.server.asgi import Client, Response
 
 from operations import AccessControl, Identity, OperationRegistry
+from operations.front.limits import Limits
+from operations.mcp import to_mcp
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running
 
@@ -122,3 +126,22 @@ async def test_an_operation_with_advertised_scopes_has_a_challenge(
     assert (response.status, response.headers["www-authenticate"]) == (status, challenge)
     response = await serving().post("/call", json={"operation": "task.known"}, headers=headers)
     assert (response.status, response.headers["www-authenticate"]) == (status, challenge)
+
+
+@pytest.mark.requirement("R07")
+async def test_a_source_that_is_not_connected_does_not_reveal_its_hidden_operations() -> None:
+    app = application(limits=Limits(rate_per_caller=0.001, burst=4))
+    registry: OperationRegistry = app.state.pipeline.front.registry
+    registry.is_absent = lambda _: True
+    client = Client(app)
+
+    paths = [
+        (await client.get(f"/task/{name}", headers=KEY)).status
+        for name in ("secret", "nothing", "secret", "secret", "secret")
+    ]
+    async with MCPClient(to_mcp(registry)) as mcp:
+        for name in ("task__secret", "task__nothing"):
+            with pytest.raises(MCPError, match=f"Unknown tool: {name}"):
+                await mcp.call_tool(name, {})
+
+    assert paths == [503, 503, 503, 503, 429]

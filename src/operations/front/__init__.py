@@ -165,8 +165,8 @@ class Front:
         """Reject a caller that may not call an operation.
 
         Raises:
-            CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else the same `OPERATION_NOT_FOUND` as
-                for an unknown operation.
+            CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else the same error as for an unknown
+                operation.
         """
         access = spec.access_control
         if check_access(access, identity, spec.id):

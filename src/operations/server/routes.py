@@ -237,7 +237,7 @@ class _Path:
             try:
                 state.front.enforce_visible(self._spec, state.identity)
             except CallError as error:
-                if error.code == ErrorCode.OPERATION_NOT_FOUND:
+                if error.code != ErrorCode.ACCESS_DENIED:
                     return False
                 problem = problem or error
         if problem is not None:

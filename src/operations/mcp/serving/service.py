@@ -159,7 +159,7 @@ class Service:
         try:
             caller.front.enforce_visible(tool.spec, caller.identity)
         except CallError as error:
-            if error.code == ErrorCode.OPERATION_NOT_FOUND:
+            if error.code != ErrorCode.ACCESS_DENIED:
                 raise self._unknown("tool", name, caller) from None
             return caller.settled(tool.failure(error, context.request_id, expose=False))
         missing = [each for each in tool.requires if caller.capabilities.get(each) is None]
