@@ -343,6 +343,17 @@ async def test_an_error_of_an_mcp_tool_is_an_error_of_the_tool_call(max_tools: i
     assert [step.outcome for step in toolbox.transcript] == ["EXECUTION_ERROR"]
 
 
+async def test_a_long_error_of_a_tool_is_shortened() -> None:
+    registry = imported("é" * 3_000, "x" * 100_000, is_error=True)
+    toolbox = Toolbox(registry, max_bytes=2_000)
+
+    message = await toolbox.run(anthropic_call("files__read", {}))
+
+    error = json.loads(message["content"])["error"]
+    assert message["is_error"]
+    assert error["message"] == "é" * 1_000 + "... (103001 characters)"
+
+
 @pytest.mark.parametrize("max_tools", [100, 0], ids=["listed", "searched"])
 async def test_the_text_of_an_mcp_tool_is_returned_as_text(max_tools: int) -> None:
     toolbox = Toolbox(imported('a = "x"\n', "b"), max_tools=max_tools)

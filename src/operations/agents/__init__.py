@@ -347,6 +347,7 @@ class Toolbox:
             error = map_error(raised)
             step.outcome = error.code
             wire = public_error(error, request_id).to_wire()
+            wire["message"] = _shortened(wire["message"], self._max_bytes)
             advice = _ADVICE.get(error.code)
             return Outcome(error={**wire, "advice": advice} if advice else wire)
         finally:
@@ -388,6 +389,12 @@ class Toolbox:
 
 def _ignore(_place: str, _what: str) -> None:
     """Ignore a loss: the operation validates its input with the full schema."""
+
+
+def _shortened(message: str, max_bytes: int) -> str:
+    """Return a message, or its beginning and its length if it is too long."""
+    start = message.encode()[:max_bytes].decode(errors="ignore")
+    return message if start == message else f"{start}... ({len(message)} characters)"
 
 
 def _readable(envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
