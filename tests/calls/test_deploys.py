@@ -171,6 +171,28 @@ async def test_calls_of_new_operations_find_the_workers_that_have_them(
     assert max(Counter(lines(ledger)).values()) == 1
 
 
+async def test_calls_find_the_workers_whose_source_is_connected(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    waiting, connected = release(ledger, "task.run"), release(ledger, "shop.pay")
+    waiting.is_absent = lambda namespace: namespace == "shop"
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(broker_world.serve(waiting))
+        calls = await stack.enter_async_context(caller(broker_world))
+        with anyio.fail_after(25):
+            with pytest.raises(CallError, match="its source is not connected") as caught:
+                await calls.call("shop.pay", {"number": 0})
+            await stack.enter_async_context(broker_world.serve(connected))
+            await until(lambda: len(calls.workers_by_specs) == 2)
+            results = await asyncio.gather(
+                *(calls.call("shop.pay", {"number": number}) for number in range(20))
+            )
+
+    assert caught.value.retryable
+    assert [result.data for result in results] == list(range(20))
+
+
 @pytest.mark.requirement("F1")
 async def test_a_call_of_an_operation_whose_only_worker_was_killed_can_be_retried(
     broker_world: BrokerWorld, tmp_path: Path

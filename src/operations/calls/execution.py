@@ -433,10 +433,10 @@ class JobRunner(ABC):
             payload = CompletePayload(request_id=request.request_id, sequence=sequence)
             await self._conclude(job, encode_event(CallCompleted(payload=payload)))
         except CallError as error:
-            if not job.begun and error.code == ErrorCode.OPERATION_NOT_FOUND:
-                # Another worker of the group may have the operation, because its code may be newer.
-                refusal = CallError(error.code, error.message, error.details, retryable=True)
-                self._refuse(job, refusal)
+            unknown = ErrorCode.OPERATION_NOT_FOUND
+            if not job.begun and error.code in (unknown, ErrorCode.UNAVAILABLE):
+                # Another worker may have the operation: its code may be newer, or its source may be connected.
+                self._refuse(job, CallError(unknown, error.message, error.details, retryable=True))
             else:
                 await quietly(self._fail(job, error, sequence))
         except TransportError as error:
