@@ -277,6 +277,13 @@ def test_an_mcp_server_in_place_of_its_settings_is_rejected_at_once() -> None:
         create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["websocket", "console"])
+def test_other_applications_are_rejected(option: str) -> None:
+    options: Any = {option: create_app(OperationRegistry())}
+    with pytest.raises(TypeError, match=f"{option} must be True or False, not _App"):
+        create_app(OperationRegistry(), **options)
+
+
 async def test_small_responses_are_sent_without_delay() -> None:
     async with running(create_app(OperationRegistry())) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))

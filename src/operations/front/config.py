@@ -255,6 +255,9 @@ class ServerConfig:
         if not isinstance(cast("object", self.mcp), bool | MCPServerSettings):
             kind = type(self.mcp).__name__
             raise TypeError(f"mcp must be True or MCPServerSettings(...), not {kind}")
+        for name in ("websocket", "console"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, not {type(given).__name__}")
 
     @property
     def serves_anonymous(self) -> bool:
