@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.calls.worlds import World
 
-from operations._json import canonical
+from operations._json import MAX_DOCUMENT_VALUES, canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.services import SpecDecoder, SpecEncoder
 from operations.context import OperationContext
@@ -199,6 +199,7 @@ def entry(spec: Any, *scopes: str | None, **definitions: str) -> str:
         '{"definitions":[]}\n',
         '{"definitions":{"0":7}}\n',
         '{"leftOut":["a"]}\n',
+        entry(query("huge").to_wire(), None, None, A=f"[{'0,' * MAX_DOCUMENT_VALUES}0]"),
     ],
 )
 def test_an_entry_that_cannot_be_read_hides_nothing(bad: str) -> None:
@@ -252,6 +253,14 @@ def test_an_endless_description_is_cut_off(piece: Any, monkeypatch: pytest.Monke
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert not caught.value.retryable
+
+
+def test_scopes_without_definitions_are_limited_as_well() -> None:
+    scopes = ",".join(f'"{number}":{{}}' for number in range(100_000))
+    with pytest.raises(CallError) as caught:
+        SpecDecoder().add(f'{{"definitions":{{{scopes}}}}}\n')
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from operations._decoding import decode_json
+from operations._decoding import build_from, decode_json, enforce_bounds
 from operations._json import (
     MAX_DEPTH,
     MAX_DOCUMENT_DEPTH,
@@ -164,9 +164,12 @@ class SpecDecoder:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=False)
 
     def _decode(self, line: str) -> None:
-        entry = _read_entry(line)
+        raw = line.encode()
+        # A definition is three levels below its line.
+        enforce_bounds(raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH + 3)
+        entry = build_from(_read_entry, raw)
         for scope, definitions in entry.definitions.items():
-            self._count(_HELD * len(definitions))
+            self._count(_HELD * (1 + len(definitions)))
             self._scopes.setdefault(scope, _Definitions()).add(definitions)
         if entry.left_out:
             self.left_out.append(entry.left_out)
