@@ -48,6 +48,55 @@ async def test_f1_a_mutation_whose_worker_is_killed_ends_unavailable_and_is_not_
 
 
 @pytest.mark.requirement("R36", "F1")
+async def test_f1_a_mutation_whose_only_worker_hangs_ends_long_before_its_deadline(
+    broker_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    write = {"seconds": 600, "path": str(path)}
+    async with (
+        worker_process(broker_world) as worker,
+        caller(broker_world, heartbeat=0.5, silence=1) as calls,
+    ):
+        call = asyncio.create_task(calls.call("slow.write", write, timeout=600))
+        await until(lambda: started(path))
+        worker.process.send_signal(signal.SIGSTOP)
+        with anyio.fail_after(60), pytest.raises(CallError, match="may have run") as caught:
+            await call
+
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, False)
+
+
+@pytest.mark.requirement("R36", "F1")
+async def test_f1_a_lost_mutation_does_not_wait_for_a_worker_without_a_free_slot(
+    broker_world: World, tmp_path: Path
+) -> None:
+    path, busy = tmp_path / "log", tmp_path / "busy"
+    async with (
+        caller(broker_world, heartbeat=0.5) as calls,
+        caller(broker_world, heartbeat=0.5) as others,
+        worker_process(broker_world) as victim,
+    ):
+        write = {"seconds": 600, "path": str(path)}
+        call = asyncio.create_task(calls.call("slow.write", write, timeout=600))
+        await until(lambda: started(path))
+        async with worker_process(broker_world, options={"concurrency": 1}) as next_worker:
+            sleep = {"seconds": 600, "path": str(busy)}
+            filling: list[asyncio.Task[Any]] = []
+            while next_worker.pid not in started(busy):
+                filling.append(asyncio.create_task(others.call("slow.sleep", sleep, timeout=600)))
+                await until(lambda: len(started(busy)) == len(filling))
+            victim.kill()
+            with anyio.fail_after(60), pytest.raises(CallError, match="may have run") as caught:
+                await call
+        for task in filling:
+            task.cancel()
+        await asyncio.gather(*filling, return_exceptions=True)
+
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, False)
+    assert len(started(path)) == 1
+
+
+@pytest.mark.requirement("R36", "F1")
 async def test_f1_a_worker_that_hangs_before_its_first_heartbeat_and_dies_is_detected(
     broker_world: World,
 ) -> None:

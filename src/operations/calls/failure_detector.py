@@ -18,7 +18,7 @@ Rule 2: a lost call is sent again if every worker that can have received it conf
         On NATS this is the worker that it was sent to, on Redis all workers that were connected when it was sent.
 Rule 3: any other lost call may have run. It is sent again, at most `MAX_ATTEMPTS` times, unless its caller knows that
         this is not safe; the next worker rejects it unless the operation is a query or idempotent. A call that does
-        not run again ends with `UNAVAILABLE`.
+        not run again, or that waits for a worker to decide this, ends with `UNAVAILABLE`.
 Rule 4: probes are not used for workers of other implementations, which never respond to them.
 """
 
@@ -374,7 +374,13 @@ class FailureDetector:
         if not (have_answered or are_there is False) or not self._outages.is_settled:
             return
         view = await self._view(missing, asked_at, are_there)
-        lost = [call for call in missing if await self._is_lost(call, view)]
+        lost: list[PendingCall] = []
+        for call in missing:
+            if await self._is_undecided(call, view):
+                if self._is_missed(call):
+                    self._give_up(call)
+            elif await self._is_lost(call, view):
+                lost.append(call)
         safe = [call for call in lost if call.worker not in view.gone]
         unsafe = [call for call in lost if call.worker in view.gone]
         unsafe += await self._resend_unbegun(safe)
@@ -401,6 +407,13 @@ class FailureDetector:
         others = None if count is None else count > len(self._workers.heard_at.keys() - absent)
         return _View(gone, absent - gone, set(silent) - absent, others, are_there)
 
+    async def _is_undecided(self, call: PendingCall, view: _View) -> bool:
+        """Return whether a call that was sent again waits for a worker to decide whether it may run again."""
+        if call.replayable is not None or call.payload.attempt == 1 or call.is_claimed:
+            return False
+        is_silent = bool(view.silent) if call.worker is None else call.worker in view.silent
+        return is_silent or await self._is_waiting(call)
+
     async def _is_lost(self, call: PendingCall, view: _View) -> bool:
         if call.worker in view.gone:
             return True
@@ -422,7 +435,7 @@ class FailureDetector:
         return self._is_missed(call)
 
     def _is_missed(self, call: PendingCall) -> bool:
-        """Record that every worker responded and none has the call; return whether the call is lost."""
+        """Record that no worker reported the call; return whether the call is lost."""
         call.misses += 1
         return call.misses >= _LOOKS
 
@@ -517,13 +530,7 @@ class FailureDetector:
             # The next worker decides.
             may_run_again = await self._target.is_present(self._all_workers)
         if call.stream is not None or not may_run_again:
-            error = CallError(
-                ErrorCode.UNAVAILABLE,
-                f"the worker was lost; {request.operation_id} may have run",
-                # A retry could run it twice.
-                retryable=call.stream is not None,
-            )
-            self._end(request.request_id, error)
+            self._give_up(call)
         elif request.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)
             await self._resend(call)
@@ -544,6 +551,15 @@ class FailureDetector:
                 retryable=False,
             )
             self._end(request.request_id, error)
+
+    def _give_up(self, call: PendingCall) -> None:
+        error = CallError(
+            ErrorCode.UNAVAILABLE,
+            f"the worker was lost; {call.payload.operation_id} may have run",
+            # A retry could run it twice.
+            retryable=call.stream is not None,
+        )
+        self._end(call.payload.request_id, error)
 
     async def _repeat_credit(self, calls: Iterable[PendingCall]) -> None:
         """Repeat the credit of subscriptions."""
