@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -254,6 +255,37 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
         await until(lambda: b"call.alive" in heard[-1])
 
     assert [len(body) > 100_000 for body in heard] == [True, True, False]
+
+
+@pytest.mark.requirement("R12", "F1")
+async def test_f1_a_malformed_reply_about_a_lost_call_does_not_end_the_detection() -> None:
+    registry = ticking()
+
+    @registry.operation("services.schema", type="query")
+    async def schema(operationId: str) -> list[str]:  # noqa: N803 - its name on the wire
+        return ["no", "object"]
+
+    target = MemoryTarget()
+    async with PendingRequestMap(target, heartbeat=0.1) as calls, serve_calls(registry, target):
+        for _ in range(2):
+            # A silent worker with a running call.
+            async with serve_calls(registry, target, grace=0.2) as dead:
+                waiting = asyncio.gather(
+                    *(calls.call("tick.slowly", timeout=60) for _ in range(4)),
+                    return_exceptions=True,
+                )
+                await until(lambda: dead.active)
+                lost = dead.jobs.copy()
+                dead.jobs.clear()
+                await until(partial(lost.keys().isdisjoint, calls.pending))
+                for request_id in tuple(calls.pending):
+                    calls.abort(request_id)
+                outcomes = await waiting
+                # It ends its running calls.
+                dead.jobs |= lost
+
+            codes = {getattr(outcome, "code", None) for outcome in outcomes}
+            assert codes == {ErrorCode.UNAVAILABLE, ErrorCode.ABORTED}
 
 
 @pytest.mark.requirement("R47")

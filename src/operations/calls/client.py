@@ -122,6 +122,7 @@ class PendingRequestMap(CallSender):
             self._workers,
             end=self._end,
             resend=self._resend,
+            call=self.call,
             heartbeat=heartbeat,
             silence=silence,
         )

@@ -16,9 +16,8 @@ Rule 1: a busy worker does not lose its calls. "Every worker" means the number o
         the call.
 Rule 2: a lost call is sent again if every worker that can have received it confirms that it did not start and drops it.
         On NATS this is the worker that it was sent to, on Redis all workers that were connected when it was sent.
-Rule 3: any other lost call may have run. It is sent again, at most `MAX_ATTEMPTS` times, unless its caller knows that
-        this is not safe; the next worker rejects it unless the operation is a query or idempotent. A call that does
-        not run again, or that waits for a worker to decide this, ends with `UNAVAILABLE`.
+Rule 3: any other lost call may have run. It runs again if that is known to be safe (a query, or idempotent), at most
+        `MAX_ATTEMPTS` times; otherwise it ends with `UNAVAILABLE`.
 Rule 4: probes are not used for workers of other implementations, which never respond to them.
 """
 
@@ -26,10 +25,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from operations._json import is_object
 from operations.calls.events import (
     AlivePayload,
     CallProbed,
@@ -41,6 +41,7 @@ from operations.calls.events import (
 )
 from operations.calls.states import NEVER, SETTLING, Outages, PendingCall
 from operations.calls.workers import KnownWorkers
+from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
 
@@ -101,6 +102,7 @@ class FailureDetector:
         workers: The workers that the client knows.
         end: Ends a call with an error.
         resend: Sends a call again.
+        call: Calls an operation of the group.
         heartbeat: Seconds between probes.
         silence: Seconds after which a connected worker that does not respond counts as lost.
 
@@ -118,6 +120,7 @@ class FailureDetector:
         *,
         end: Callable[[str, CallError], None],
         resend: Callable[..., Awaitable[None]],
+        call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
         heartbeat: float,
         silence: float,
     ) -> None:
@@ -128,12 +131,14 @@ class FailureDetector:
         self._workers = workers
         self._end = end
         self._resend = resend
+        self._call = call
         self._all_workers = target.control(group)
         self._heartbeat = heartbeat
         self._patience = max(_RETURN, 2 * heartbeat)
         self._silence = silence
         self.restorations = 0
         self._were_there = False
+        self._replayable: dict[str, bool] = {}
         self._outages = Outages()
         self._changed_at = 0.0
         """The last time that a worker or this client disconnected or reconnected."""
@@ -374,13 +379,7 @@ class FailureDetector:
         if not (have_answered or are_there is False) or not self._outages.is_settled:
             return
         view = await self._view(missing, asked_at, are_there)
-        lost: list[PendingCall] = []
-        for call in missing:
-            if await self._is_undecided(call, view):
-                if self._is_missed(call):
-                    self._give_up(call)
-            elif await self._is_lost(call, view):
-                lost.append(call)
+        lost = [call for call in missing if await self._is_lost(call, view)]
         safe = [call for call in lost if call.worker not in view.gone]
         unsafe = [call for call in lost if call.worker in view.gone]
         unsafe += await self._resend_unbegun(safe)
@@ -407,19 +406,12 @@ class FailureDetector:
         others = None if count is None else count > len(self._workers.heard_at.keys() - absent)
         return _View(gone, absent - gone, set(silent) - absent, others, are_there)
 
-    async def _is_undecided(self, call: PendingCall, view: _View) -> bool:
-        """Return whether a call that was sent again waits for a worker to decide whether it may run again."""
-        if call.replayable is not None or call.payload.attempt == 1 or call.is_claimed:
-            return False
-        is_silent = bool(view.silent) if call.worker is None else call.worker in view.silent
-        return is_silent or await self._is_waiting(call)
-
     async def _is_lost(self, call: PendingCall, view: _View) -> bool:
         if call.worker in view.gone:
             return True
         if view.absent and (call.worker is None or call.worker in view.absent):
             # A worker may be reconnecting to another server of the broker; only a mutation waits for it.
-            if call.stream is None and not call.replayable:
+            if call.stream is None and not self._is_known_to_be_replayable(call):
                 call.misses += 1
                 return False
             if call.worker is not None:
@@ -435,7 +427,7 @@ class FailureDetector:
         return self._is_missed(call)
 
     def _is_missed(self, call: PendingCall) -> bool:
-        """Record that no worker reported the call; return whether the call is lost."""
+        """Record that every worker responded and none has the call; return whether the call is lost."""
         call.misses += 1
         return call.misses >= _LOOKS
 
@@ -511,7 +503,7 @@ class FailureDetector:
 
     def _awaits_worker(self, call: PendingCall, moment: float) -> bool:
         """Return whether a worker that can have a mutation has not responded since then, but does not count as lost."""
-        if call.stream is not None or call.replayable:
+        if call.stream is not None or self._is_known_to_be_replayable(call):
             return False
         workers = [call.worker] if call.worker is not None else self._workers.heard_at
         if all(self._workers.heard_at.get(worker, 0.0) >= moment for worker in workers):
@@ -524,13 +516,17 @@ class FailureDetector:
         return are_known and not call.is_claimed and call.sends < MAX_SENDS
 
     async def _replace(self, call: PendingCall) -> None:
-        """Send a lost call again, or end it if that is not safe."""
-        request, may_run_again = call.payload, call.replayable
-        if may_run_again is None:
-            # The next worker decides.
-            may_run_again = await self._target.is_present(self._all_workers)
-        if call.stream is not None or not may_run_again:
-            self._give_up(call)
+        """Send a lost call again if that is safe, or end it."""
+        request = call.payload
+        is_safe = call.stream is not None or await self._may_run_again(call)
+        if call.stream is not None or not is_safe:
+            error = CallError(
+                ErrorCode.UNAVAILABLE,
+                f"the worker was lost; {request.operation_id} may have run",
+                # A retry could run it twice.
+                retryable=is_safe,
+            )
+            self._end(request.request_id, error)
         elif request.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)
             await self._resend(call)
@@ -552,14 +548,31 @@ class FailureDetector:
             )
             self._end(request.request_id, error)
 
-    def _give_up(self, call: PendingCall) -> None:
-        error = CallError(
-            ErrorCode.UNAVAILABLE,
-            f"the worker was lost; {call.payload.operation_id} may have run",
-            # A retry could run it twice.
-            retryable=call.stream is not None,
-        )
-        self._end(call.payload.request_id, error)
+    def _is_known_to_be_replayable(self, call: PendingCall) -> bool | None:
+        if call.replayable is not None:
+            return call.replayable
+        return self._replayable.get(call.payload.operation_id)
+
+    async def _may_run_again(self, call: PendingCall) -> bool:
+        """Return whether the operation is a query or idempotent, according to its caller or its workers."""
+        known = self._is_known_to_be_replayable(call)
+        if known is not None:
+            return known
+        operation_id = call.payload.operation_id
+        try:
+            envelope = await self._call(
+                "services.schema",
+                {"operationId": operation_id},
+                timeout=2.0,
+                credential=call.payload.credential,
+            )
+        except CallError:
+            return False
+        spec: Any = envelope.data
+        # The reply may be malformed.
+        answer = is_object(spec) and (spec.get("type") == "query" or spec.get("idempotent") is True)
+        self._replayable[operation_id] = answer
+        return answer
 
     async def _repeat_credit(self, calls: Iterable[PendingCall]) -> None:
         """Repeat the credit of subscriptions."""

@@ -180,7 +180,7 @@ class PendingCall(msgspec.Struct, eq=False):
     payload: RequestPayload
 
     replayable: bool | None
-    """Whether it may run again if its worker is lost; None if the next worker decides."""
+    """Whether it may run again if its worker is lost; None if the workers must be asked."""
 
     expires_at: float
     """The deadline, by the loop's clock."""
@@ -251,10 +251,9 @@ class PendingCall(msgspec.Struct, eq=False):
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
-        if self.payload.attempt > 1 and error.begun is False:
+        if self.payload.attempt > 1:
             # An earlier attempt may have run.
             error.begun = None
-            error.retryable = error.retryable and self.replayable is True
         if self.stream is not None:
             self.stream.end(error)
         elif self.future is not None and not self.future.done():
