@@ -54,6 +54,7 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
             "begun": _FLAG,
             "worker": _TEXT,
             "resends": _COUNT,
+            "missing": _FLAG,
         },
     ),
 }

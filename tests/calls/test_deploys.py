@@ -183,14 +183,46 @@ async def test_calls_find_the_workers_whose_source_is_connected(
         with anyio.fail_after(25):
             with pytest.raises(CallError, match="its source is not connected") as caught:
                 await calls.call("shop.pay", {"number": 0})
+            with pytest.raises(CallError, match="its source is not connected") as streamed:
+                await anext(calls.subscribe("shop.pay", {"number": 0}))
             await stack.enter_async_context(broker_world.serve(connected))
             await until(lambda: len(calls.workers_by_specs) == 2)
             results = await asyncio.gather(
                 *(calls.call("shop.pay", {"number": number}) for number in range(20))
             )
 
-    assert caught.value.retryable
+    for error in (caught.value, streamed.value):
+        assert error.code == ErrorCode.UNAVAILABLE
+        assert error.retryable
+        assert error.begun is False
     assert [result.data for result in results] == list(range(20))
+
+
+@pytest.mark.requirement("R62")
+async def test_a_call_names_the_source_that_is_not_connected_if_no_worker_has_its_operation(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    waiting, other = release(ledger, "task.run"), release(ledger, "task.stop")
+    waiting.is_absent = lambda namespace: namespace == "shop"
+    async with AsyncExitStack() as stack:
+        for registry in (waiting, other):
+            await stack.enter_async_context(broker_world.serve(registry))
+        calls = await stack.enter_async_context(caller(broker_world))
+        with anyio.fail_after(25):
+            await calls.call("services.list")
+            await until(lambda: len(calls.workers_by_specs) == 2)
+            failed = await asyncio.gather(
+                *(calls.call("shop.pay", {"number": number}) for number in range(20)),
+                return_exceptions=True,
+            )
+            with pytest.raises(CallError) as unknown:
+                await calls.call("task.nothing")
+
+    assert {(each.code, each.begun) for each in failed if isinstance(each, CallError)} == {
+        (ErrorCode.UNAVAILABLE, False)
+    }
+    assert unknown.value.code == ErrorCode.OPERATION_NOT_FOUND
 
 
 @pytest.mark.requirement("F1")

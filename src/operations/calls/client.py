@@ -450,8 +450,11 @@ class PendingRequestMap(CallSender):
         if call is None:
             self.ignored += 1
             return
-        if isinstance(event, CallFailed) and self._send_elsewhere(call, event.payload):
-            return
+        if isinstance(event, CallFailed):
+            if self._send_elsewhere(call, event.payload):
+                return
+            if call.unavailable and event.payload.code == ErrorCode.OPERATION_NOT_FOUND:
+                event = CallFailed(payload=call.unavailable)
         if call.stream is None:
             self._end(request_id, _failure_in(event))
             return

@@ -168,6 +168,9 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     resends: int = 0
     """The number of the copy of the request, if `begun` is false."""
 
+    missing: bool = False
+    """Whether the worker does not have the operation."""
+
     def to_error(self) -> CallError:
         """Return the exception for this error."""
         error = CallError(
@@ -534,6 +537,7 @@ def encode_error(
     begun: bool | None = None,
     worker: str | None = None,
     resends: int = 0,
+    missing: bool = False,
 ) -> bytes:
     """Return the `call.error` that ends a call, without details that are not JSON."""
     payload = ErrorPayload(
@@ -543,6 +547,7 @@ def encode_error(
         begun=begun,
         worker=worker,
         resends=resends,
+        missing=missing,
         **error.to_wire(),
     )
     return encode_event(CallFailed(payload=payload))

@@ -318,9 +318,11 @@ class CallSender(ABC):
             return False
         if call.is_pinned:
             return False
-        if failure.code == ErrorCode.OPERATION_NOT_FOUND:
+        is_unavailable = failure.code == ErrorCode.UNAVAILABLE
+        if failure.code == ErrorCode.OPERATION_NOT_FOUND or (is_unavailable and failure.missing):
             call.refused += (self._workers.specs_of(failure.worker),)
-        elif failure.code == ErrorCode.UNAVAILABLE:
+            call.unavailable = failure if is_unavailable else call.unavailable
+        elif is_unavailable:
             self._workers.skip(failure.worker or "")
         else:
             return False

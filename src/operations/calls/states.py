@@ -22,6 +22,7 @@ from operations.calls.events import (
     CallFailed,
     CallResponded,
     CreditPayload,
+    ErrorPayload,
     RequestPayload,
     ResponsePayload,
     encode_event,
@@ -208,6 +209,9 @@ class PendingCall(msgspec.Struct, eq=False):
 
     refused: tuple[str, ...] = ()
     """The digests of the specs of workers that do not have the operation."""
+
+    unavailable: ErrorPayload | None = None
+    """The error of one of them that may have the operation later, because its source is not connected."""
 
     misses: int = 0
     """The number of consecutive probes that found no worker with the call."""
