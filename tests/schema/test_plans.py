@@ -52,6 +52,19 @@ def test_a_document_that_needs_too_many_plans_is_cast_partially(
 
 
 @pytest.mark.parametrize("policy", ["cast", "keep", "create"])
+def test_the_content_of_an_open_object_is_not_planned(policy: CastPolicy) -> None:
+    checker = Checker({"type": "array", "items": {"type": "object"}})
+    rows = [{f"name {number}": number, "more": [{"a": 1}]} for number in range(50)]
+    result, changes = Normaliser(checker, policy).normalise(rows)
+
+    planner = caches_of(checker, policy).planner
+    (_, item) = planner.plan((checker.document.root,)).items
+    assert (result, changes) == (rows, None)
+    assert result[0] is not rows[0]
+    assert item.children.keys().isdisjoint(name for row in rows for name in row)
+
+
+@pytest.mark.parametrize("policy", ["cast", "keep", "create"])
 def test_a_schema_that_is_dropped_is_freed(policy: CastPolicy) -> None:
     number = {"type": "number", "default": 2}
     leaf = {"type": "object", "properties": {"c": number}}

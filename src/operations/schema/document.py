@@ -20,7 +20,6 @@ from operations._json import (
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError
 from operations.schema.casting import (
-    CONTAINERS,
     MAX_MISMATCHES,
     Caches,
     CastPolicy,
@@ -54,9 +53,7 @@ class CompiledSchema(Checker):
     @property
     def open_containers(self) -> frozenset[type]:
         """The types of containers that are valid with any JSON content."""
-        plan = self.plan
-        allowed = CONTAINERS.items() if plan.is_bare else ()
-        return frozenset(kind for kind, name in allowed if plan.allows(name))
+        return self.plan.open_containers
 
     @property
     def flat(self) -> Callable[[bytes], JSONObject] | None:

@@ -88,6 +88,7 @@ _MAX_NAMES = 1_000
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords for undeclared properties."""
 
+_CONTAINERS: tuple[tuple[type, str], ...] = ((dict, "object"), (list, "array"))
 _NOTHING: frozenset[str] = frozenset()
 _TYPE = frozenset({"type"})
 _MERE = frozenset(
@@ -335,6 +336,13 @@ class Plan:
         return (
             bool(self.facets) and not self.choices and not self.opaque and self.assertions <= _TYPE
         )
+
+    @cached_property
+    def open_containers(self) -> frozenset[type]:
+        """The types of containers that are valid with any JSON content."""
+        if not self.is_bare:
+            return frozenset()
+        return frozenset(kind for kind, name in _CONTAINERS if self.allows(name))
 
     @property
     def assertions(self) -> frozenset[str]:

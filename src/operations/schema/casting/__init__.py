@@ -51,8 +51,6 @@ MAX_MISMATCHES = 1_000
 _MAX_ROUNDS = 8
 """The largest number of repeated casts, for unions whose members depend on each other's defaults."""
 
-CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
-
 
 class Caches:
     """The plans and passes of one policy, for one document or for all that share definitions.
@@ -140,8 +138,7 @@ class Normaliser:
 
     def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
         """Only convert to JSON, if every container is valid."""
-        name = CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
-        if name and self._root.allows(name):
+        if type(value) in self._root.open_containers:
             return to_json(value), None
         return self._checked(value)
 

@@ -120,9 +120,9 @@ class Pass:
                 raise NeedsRepair
         while type(value) not in JSON_TYPES:
             value = placed(lift, value, path)
-        if plan.is_unknown:
-            return placed(to_json, value, path, levels)
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if plan.is_unknown or kind in plan.open_containers:
+            return placed(to_json, value, path, levels)
         if plan.choices and plan.allows(kind_of(value)):
             return self.choose(plan, value, path, levels)
         if kind is dict and plan.allows("object") and plan.constants is None:
