@@ -347,14 +347,17 @@ class CallServer(JobRunner, Receiver):
         if self.target.broadcasts_replies:
             # Such a target stores no requests, and callers of the original protocol cannot confirm one.
             return False
-        return age > self._config.heartbeat or self._loop.time() - age < self._connected_at
+        # A negative age is not known.
+        is_recent = 0 <= age <= self._config.heartbeat
+        return not is_recent or self._loop.time() - age < self._connected_at
 
     def _job_of(self, request: RequestPayload, reply_to: str, key: str, delivery: Delivery) -> Job:
         """Return the job of a request that has just arrived."""
         served = self._served.get(request.operation_id)
         if served is None or self.registry.revision != self._served_revision:
             served = self._look_up(request.operation_id)
-        target, age, credit, timeout = self.target, delivery.age, request.credit, request.timeout_ms
+        target, credit, timeout = self.target, request.credit, request.timeout_ms
+        age = max(delivery.age, 0.0)
         is_stream, idle = served.is_stream or credit is not None, NEVER
         if timeout is not None and not is_stream and self._shared is None:
             # The usual request, from a client of this package.

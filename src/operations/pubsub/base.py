@@ -56,7 +56,8 @@ class Delivery(msgspec.Struct, frozen=True):
     Attributes:
         body: The message.
         reply_to: The mailbox for replies, or empty.
-        age: Seconds that it waited at the broker, if the broker stores messages; 0 for a few milliseconds.
+        age: Seconds that it waited at the broker, if the broker stores messages; 0 for a few milliseconds. A negative
+            age is not known.
         claim: Removes it from its queue, if the broker stores it until it starts.
         sender: The common prefix of all mailboxes of its sender, guaranteed by the broker. Empty if there is only one
             client, or if the sender is not known.

@@ -1,8 +1,8 @@
-"""What event targets share: tasks, deliveries, the batches of a worker, and the state of a connection to a broker."""
+"""What event targets share: tasks, deliveries, the batches of a worker, and the clock and connection of a broker."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import wraps
 from time import monotonic
@@ -188,6 +188,65 @@ class BatchSize:
             self._size = 1
         elif count >= self._size and spent < _PROMPT:
             self._size = min(2 * self._size, _MAX_BATCH)
+
+
+_SHORT_AGE = 0.01
+"""Waiting times at a broker up to this many seconds are reported as 0."""
+
+_SUSPECT = 0.5
+"""Before a message counts as older than this many seconds, or as sent later than now by as many, the clocks are
+compared again, unless that was done within this time."""
+
+_COMPARE = 60.0
+"""Seconds between two comparisons of the clocks."""
+
+UNKNOWN_AGE = -1.0
+
+
+class BrokerClock:
+    """Measures how long messages have waited at a broker, by its clock and the monotonic clock of the loop.
+
+    The clock of a broker may be set at any time, and another server with another clock may take over.
+
+    Args:
+        read: Returns the time of the broker in seconds; None if it is not known.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[float | None]]) -> None:
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._ahead: float | None = None
+        self._compared_at = float("-inf")
+
+    async def compare(self) -> None:
+        """Compare the clocks."""
+        before = self._loop.time()
+        there = await self._read()
+        now = self._compared_at = self._loop.time()
+        if there is not None:
+            self._ahead = there - (before + now) / 2
+
+    async def ages(self, sent_at: Sequence[float]) -> list[float]:
+        """Return how long messages have waited, given the times at which the broker received them.
+
+        The age of a message that the broker seems to have received later than now is `UNKNOWN_AGE`.
+        """
+        ages = self._ages(sent_at)
+        passed = self._loop.time() - self._compared_at
+        is_suspect = min(ages) < 0 or max(ages) > _SUSPECT
+        if passed > (_SUSPECT if is_suspect else _COMPARE):
+            await self.compare()
+            ages = self._ages(sent_at)
+        return ages
+
+    def _ages(self, sent_at: Sequence[float]) -> list[float]:
+        if self._ahead is None:
+            return [UNKNOWN_AGE] * len(sent_at)
+        now = self._loop.time() + self._ahead
+        ages = [now - each for each in sent_at]
+        return [
+            age if age > _SHORT_AGE else 0.0 if age > -_SUSPECT else UNKNOWN_AGE for age in ages
+        ]
 
 
 class BoundedSet:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from time import time
 from typing import Any
 
 import msgspec
@@ -34,7 +33,7 @@ from operations.errors import NotSentError, QueueFullError, TransportError
 from operations.pubsub.base import Consumer, Delivery, QueueState, StoredLetter
 from operations.pubsub.config import NatsConfig
 from operations.pubsub.nats.client import NATS_ERRORS, ReconnectingClient, sender_of, subject_of
-from operations.pubsub.targets import IDLE, BatchSize, deliver
+from operations.pubsub.targets import IDLE, BatchSize, BrokerClock, deliver
 
 logger = logging.getLogger("operations")
 
@@ -67,9 +66,6 @@ _KEEP = 3600.0
 
 _COUNTED = 0.5
 """Seconds for which the counters of a consumer are cached."""
-
-_COMPARE = 60.0
-"""Seconds between two comparisons with the server's clock."""
 
 _RETRY = 0.2
 """Seconds between attempts."""
@@ -431,8 +427,7 @@ class DurableReader:
         self._consumer = consumer
         self._batch = BatchSize(consumer.capacity)
         self._loop = asyncio.get_running_loop()
-        self._ahead = 0.0
-        self._compared_at = float("-inf")
+        self._clock = BrokerClock(self._time)
         self._failures = LogThrottle()
         self._closing = False
         self._task = jetstream.client.start(self._run())
@@ -464,13 +459,13 @@ class DurableReader:
         if not messages:
             self._batch.reset()
             return
-        await self._compare_clocks()
+        stamps = [each.metadata.timestamp.timestamp() for each in messages]
+        ages = await self._clock.ages(stamps)
         began = self._loop.time()
-        for message in messages:
-            age = began + self._ahead - message.metadata.timestamp.timestamp()
+        for message, age in zip(messages, ages, strict=True):
             claim = _MessageClaim(message, self._batch, began, self._jetstream.client.start)
             sender = sender_of(self._jetstream.prefix, message.subject.encode())
-            deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
+            deliver(self._consumer, Delivery(message.data, "", age, claim, sender))
         await self._batch.begun(len(messages), began)
 
     async def _fetch(self, count: int) -> list[Any]:
@@ -511,19 +506,14 @@ class DurableReader:
             logger.log(level, "requests cannot be fetched from JetStream: %s", failure)
         await asyncio.sleep(_RETRY)
 
-    async def _compare_clocks(self) -> None:
-        """Measure the difference to the server's clock, which determines the age of requests."""
-        before = self._loop.time()
-        if before - self._compared_at < _COMPARE:
-            return
+    async def _time(self) -> float | None:
+        """Return the time of the server, which determines the age of requests."""
         try:
             now = (await self._jetstream.describe(self._queue)).ts
         except (Error, TimeoutError, ValueError) as error:
             logger.debug("the time of the server is unknown: %s", error)
-            now = None
-        self._compared_at = self._loop.time()
-        server_time = time() if now is None else now.timestamp()
-        self._ahead = server_time - (before + self._compared_at) / 2
+            return None
+        return None if now is None else now.timestamp()
 
 
 class _MessageClaim:

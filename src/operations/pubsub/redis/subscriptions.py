@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from hashlib import sha1
 from secrets import token_hex
 from typing import Any, TypeAlias
@@ -26,7 +27,7 @@ from operations.pubsub.redis.connection import (
     ask,
     pack_command,
 )
-from operations.pubsub.targets import IDLE, BatchSize, deliver, shielded
+from operations.pubsub.targets import IDLE, BatchSize, BrokerClock, deliver, shielded
 
 logger = logging.getLogger("operations")
 
@@ -53,9 +54,6 @@ _TIDY_AFTER = 30_000
 
 _LAST_ID = "18446744073709551615-18446744073709551615"
 """The largest id of an entry. A read of the entries after it only checks the permission to read."""
-
-_SHORT_AGE = 0.01
-"""Waiting times in a queue up to this many seconds are reported as 0."""
 
 _MAILBOX_BATCH = 64
 """Messages per read."""
@@ -381,7 +379,7 @@ class QueueReader(ReconnectingConnection):
         self._client_id: Any = None
         self._closing = False
         self.removed: dict[bytes, list[bytes]] = {}
-        self._clock_ahead = 0.0
+        self._clock: BrokerClock
 
     @shielded
     async def aclose(self) -> None:
@@ -422,7 +420,8 @@ class QueueReader(ReconnectingConnection):
     async def _work(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
         # Done before the first request, because the clocks of this worker and of a new server may differ.
-        await self._compare_clocks(connection)
+        self._clock = BrokerClock(partial(_time, connection))
+        await self._clock.compare()
         tidied_at = claimed_at = float("-inf")
         while not self._closing:
             count = await self.batch.room()
@@ -432,7 +431,7 @@ class QueueReader(ReconnectingConnection):
                 entries = await self._next(connection, count)
                 now = self._loop.time()
                 if entries:
-                    await self._deliver(connection, entries, now - sent_at < _FRESH)
+                    await self._deliver(connection, entries, sent_at)
                 else:
                     self.batch.reset()
                 if now - claimed_at > _CLAIM_EVERY:
@@ -480,16 +479,16 @@ class QueueReader(ReconnectingConnection):
             entries = _entries(await ask(connection, *command))
             if not entries:
                 return
-            await self._deliver(connection, entries, is_fresh=False)
+            await self._deliver(connection, entries, float("-inf"))
 
-    async def _deliver(self, connection: Any, entries: "list[_Entry]", is_fresh: bool) -> None:
+    async def _deliver(self, connection: Any, entries: "list[_Entry]", sent_at: float) -> None:
+        """Deliver entries that were read at `sent_at` or later."""
+        ages = await self._clock.ages([int(each[1].partition(b"-")[0]) / 1000 for each in entries])
         began = self._loop.time()
-        now = (began + self._clock_ahead) * 1000
-        for queue, entry_id, fields in entries:
+        is_fresh = began - sent_at < _FRESH
+        for (queue, entry_id, fields), age in zip(entries, ages, strict=True):
             claim = _EntryClaim(self, queue, entry_id, is_fresh)
             if fields:
-                age = (now - int(entry_id.partition(b"-")[0])) / 1000
-                age = age if age > _SHORT_AGE else 0.0
                 deliver(self._receiver, Delivery(fields[1], "", age, claim, self._senders[queue]))
             else:
                 claim.remove()
@@ -502,18 +501,17 @@ class QueueReader(ReconnectingConnection):
         for command in commands:
             await ask(connection, *command, is_sent=True)
 
-    async def _compare_clocks(self, connection: Any) -> None:
-        """Measure the difference between the server's clock and the monotonic clock of the loop."""
-        before = self._loop.time()
-        seconds, microseconds = await ask(connection, "TIME")
-        middle = (before + self._loop.time()) / 2
-        self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - middle
-
     async def _tidy(self, connection: Any) -> None:
         """Compare the clocks, load the scripts, and remove the consumers of workers that have left."""
-        await self._compare_clocks(connection)
+        await self._clock.compare()
         await self._load_scripts(connection)
         await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
+
+
+async def _time(connection: Any) -> float:
+    """Return the time of the server."""
+    seconds, microseconds = await ask(connection, "TIME")
+    return int(seconds) + int(microseconds) / 1e6
 
 
 async def _has_group(connection: Any, queue: str) -> bool:
