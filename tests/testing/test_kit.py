@@ -1,6 +1,6 @@
 """The testing kit: a registry under test, an application with Starlette's client, and a fake upstream."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -60,10 +60,36 @@ async def test_a_fake_may_fail_and_keeps_the_contract() -> None:
             with pytest.raises(CallError) as caught:
                 await shop.call("mail.send", value, caller="ann", scopes=scopes)
             assert caught.value.code == code
-        for operation_id in ("mail.receive", "shop.tell"):
-            with pytest.raises(OperationsError, match="not a registered query or mutation"):
-                shop.fake(operation_id)
+        with pytest.raises(
+            OperationsError, match=r"There is no operation 'mail\.sent'.*mail\.send"
+        ):
+            shop.fake("mail.sent")
     assert registry.get("mail.send") == original
+
+
+async def test_a_fake_may_be_a_coroutine_function() -> None:
+    async def later(mail: dict[str, str]) -> dict[str, int]:
+        return {"id": len(mail["to"])}
+
+    with RegistryUnderTest(registry) as shop:
+        shop.fake("mail.send", later)
+        assert await shop.call("shop.order", {"article": "tea"}) == "tea: mail 3"
+
+
+async def test_the_items_of_a_subscription_are_replaced() -> None:
+    async def counting(input: dict[str, int]) -> AsyncIterator[int]:
+        for item in range(2):
+            yield item
+
+    with RegistryUnderTest(registry) as shop:
+        for result, expected in (([3, 4], [3, 4]), (counting, [0, 1]), (lambda _: [5], [5])):
+            told = shop.fake("shop.tell", result)
+            items = [envelope.data async for envelope in registry.subscribe("shop.tell")]
+            assert (items, told.inputs) == (expected, [{}])
+        shop.fake("shop.tell", CallError("BUSY", "not now"))
+        with pytest.raises(CallError, match="not now"):
+            await anext(registry.subscribe("shop.tell"))
+    assert [envelope.data async for envelope in registry.subscribe("shop.tell")] == [1]
 
 
 def test_an_application_is_served_to_the_test_client_and_to_no_other_host() -> None:

@@ -4,12 +4,13 @@ With pytest, the fixture `under_test` of `operations.testing.plugin` does the sa
 responds with the examples of its OpenAPI document, without a network.
 """
 
+import inspect
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http.client import responses
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 from urllib.parse import urlsplit
 
 import msgspec
@@ -42,6 +43,20 @@ class Fake:
 
     async def __call__(self, input: Any, context: OperationContext) -> Any:
         """Record a call and return the result; raise it if it is an exception."""
+        result = self._respond(input)
+        return await result if inspect.isawaitable(result) else result
+
+    async def stream(self, input: Any, context: OperationContext) -> AsyncGenerator[Any]:
+        """Record a subscription and yield the items of the result; raise it if it is an exception."""
+        result = self._respond(input)
+        if isinstance(result, AsyncIterable):
+            async for item in result:  # pyright: ignore[reportUnknownVariableType]
+                yield item
+        else:
+            for item in result:
+                yield item
+
+    def _respond(self, input: Any) -> Any:
         self.inputs.append(input)
         result = self._result(input) if callable(self._result) else self._result
         if isinstance(result, BaseException):
@@ -81,26 +96,34 @@ class RegistryUnderTest:
         if isinstance(event, CallStarted):
             self.called.append(event.operation_id)
 
-    def fake(self, operation_id: str, result: Any = None) -> Fake:
+    @overload
+    def fake(self, operation_id: str, result: Callable[[Any], object]) -> Fake: ...
+    @overload
+    def fake(self, operation_id: str, result: object = None) -> Fake: ...
+    def fake(self, operation_id: str, result: object = None) -> Fake:
         """Replace an operation until the block ends. Access, input and output are still checked.
 
         Args:
-            operation_id: A query or mutation that is registered.
-            result: The result to return, an exception to raise, or a function that returns one of these for an input.
+            operation_id: An operation that is registered.
+            result: The result to return, an exception to raise, or a function that returns one of these for an input;
+                it may be a coroutine function. For a subscription, the result is an iterable of its items; it may be
+                asynchronous.
 
         Raises:
-            OperationsError: If there is no such operation, or if it is a subscription.
+            OperationsError: If there is no such operation.
         """
         original = self.registry.get(operation_id)
-        if original is None or original.spec.type is OperationType.SUBSCRIPTION:
+        if original is None:
             known = [spec.id for spec in self.registry.specs()]
             raise OperationsError(
-                f"{operation_id} is not a registered query or mutation."
+                f"There is no operation {operation_id!r}: register it before you replace it."
                 + suggestion(operation_id, known)
             )
         self._originals.setdefault(operation_id, original)
         fake = Fake(result)
-        self.registry.register(Operation(original.spec, fake), replace=True)
+        is_stream = original.spec.type is OperationType.SUBSCRIPTION
+        handler = fake.stream if is_stream else fake
+        self.registry.register(Operation(original.spec, handler), replace=True)
         return fake
 
     async def call(
