@@ -1035,6 +1035,7 @@ def test_a_name_that_cannot_be_found_is_an_error() -> None:
 
 Items = typing_extensions.TypeAliasType("Items", list[T], type_params=(T,))
 Number = typing_extensions.TypeAliasType("Number", int)
+Quoted = typing_extensions.TypeAliasType("Quoted", 'dict[T, "Number"]', type_params=(T,))
 
 
 def test_type_aliases_are_named_unless_they_are_scalars() -> None:
@@ -1044,6 +1045,10 @@ def test_type_aliases_are_named_unless_they_are_scalars() -> None:
         "minimum": 1,
     }
     assert schema_for(Items[int]).document == {"type": "array", "items": {"type": "integer"}}
+    assert schema_for(Quoted[str]).document == {
+        "type": "object",
+        "additionalProperties": {"type": "integer"},
+    }
     assert schema_for(list[Items[int]]).document == {
         "type": "array",
         "items": {"$ref": "#/$defs/Items_int"},
@@ -1052,9 +1057,10 @@ def test_type_aliases_are_named_unless_they_are_scalars() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement came with Python 3.12")
-def test_type_aliases_may_be_recursive(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("name", ["Nest", '"Nest"'])
+def test_type_aliases_may_be_recursive(name: str, tmp_path: pathlib.Path) -> None:
     source = tmp_path / "recursive.py"
-    source.write_text("type Nest = dict[str, Nest] | list[Nest] | int | None\n", "utf-8")
+    source.write_text(f"type Nest = dict[str, {name}] | list[{name}] | int | None\n", "utf-8")
     nest = runpy.run_path(str(source))["Nest"]
     schema, convert = schema_for(nest), converter_for(nest)
     assert convert is not None
@@ -1264,8 +1270,8 @@ def test_msgspec_agrees_about_its_structs() -> None:
         (collections.abc.Iterator[int], "Iterator"),
         (object(), "object"),
         ([], "not a type"),
-        ("int", "not resolved"),
-        (typing.ForwardRef("int"), "not resolved"),
+        ("int", "name of a type"),
+        (typing.ForwardRef("int"), "name of a type"),
         (dict[float, int], "float"),
         (dict[tuple[int, int], int], "tuple"),
         (dict[Mixed, int], "key"),

@@ -351,9 +351,9 @@ class _Reader:
         if reader is not None:
             return self._define(core, lambda: reader(core, self.read))
         if isinstance(core, (str, ForwardRef)):
-            raise SchemaError(f"the annotation {core!r} was not resolved")
+            raise SchemaError(f"{core!r} is the name of a type: use the type itself")
         raise SchemaError(
-            f"{title_of(core)} cannot be converted to JSON; use a dataclass or TypedDict"
+            f"{title_of(core)} cannot be converted to JSON; use a type such as str, a dataclass or a TypedDict"
         )
 
     def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:

@@ -4,11 +4,14 @@ Rule 1: this module does not depend on JSON; it reads the type of an annotation 
 Rule 2: a docstring in another style becomes the description as a whole, and is never an error.
 """
 
+import builtins
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar
 from inspect import get_annotations
+from types import SimpleNamespace
 from typing import (
     Annotated,
     Any,
@@ -185,11 +188,14 @@ def is_alias(annotation: Any) -> bool:
 
 def alias_value(annotation: Any) -> Any:
     """Return the type of a type alias, with its parameters substituted."""
-    origin = get_origin(annotation)
-    if origin is None:
-        return annotation.__value__
-    arguments = dict(zip(origin.__type_params__, get_args(annotation), strict=True))
-    return substitute(origin.__value__, arguments)
+    alias = get_origin(annotation) or annotation
+    own = {each.__name__: each for each in alias.__type_params__}
+    names = {**own, alias.__name__: alias}
+    quoted = SimpleNamespace(__annotations__={"value": alias.__value__})
+    value = get_type_hints(
+        quoted, vars(sys.modules.get(alias.__module__, builtins)), names, include_extras=True
+    )["value"]
+    return substitute(value, dict(zip(alias.__type_params__, get_args(annotation), strict=False)))
 
 
 def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
