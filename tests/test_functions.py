@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import date
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, assert_type
 
 import pytest
 
@@ -25,6 +25,9 @@ from operations import (
     local_envelope,
     operation,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -109,8 +112,57 @@ async def test_only_marked_functions_can_be_called_with_types(registry: Operatio
         await registry.call(len, "a")
     with pytest.raises(TypeError, match=r"context=\.\.\."):
         await registry.call(plan, "a", WRITER)
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match=r"task\.titles: got an unexpected keyword"):
         await registry.call(titles, wrong=1)
+
+
+async def test_a_subscription_called_with_types_names_subscribe() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("clock.ticks")
+    async def ticks() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match=r'use subscribe\("clock\.ticks", \.\.\.\)'):
+        await registry.call(ticks)
+
+
+async def test_a_function_that_returns_an_awaitable_keeps_its_result_type() -> None:
+    registry = OperationRegistry()
+
+    def counted(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        @wraps(function)
+        async def call(*arguments: P.args, **named: P.kwargs) -> T:
+            return await function(*arguments, **named)
+
+        return call
+
+    @registry.operation("number.double", type="query")
+    @counted
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @registry.operation("number.quadruple", type="query")
+    async def quadruple(number: int, context: OperationContext) -> int:
+        doubled = await context.call(double, number)
+        assert_type(doubled, int)
+        return 2 * doubled
+
+    assert assert_type(await registry.call(double, 2), int) == 4
+    assert await registry.call(quadruple, 2) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "x"}, "there is no option 'name'. Options are access, calls, description"),
+        ({"type": "read"}, "type must be one of query, mutation, subscription"),
+        ({"timeout": "5s"}, "timeout must be a positive number, not '5s'"),
+    ],
+)
+def test_a_wrong_option_is_named_with_the_right_ones(options: Any, message: str) -> None:
+    with pytest.raises((TypeError, RegistrationError), match=re.escape(message)):
+        OperationRegistry().operation("task.name", **options)(titles)
 
 
 async def test_a_timeout_ends_one_call() -> None:
@@ -220,13 +272,30 @@ class Mixed:
     async def static(number: int) -> int:
         return number
 
+    @operation("mixed.of_class_below")
+    @classmethod
+    async def of_class_below(cls, number: int) -> str:
+        return f"{cls.__name__} {number}"
+
+    @operation("mixed.static_below")
+    @staticmethod
+    async def static_below(number: int) -> int:
+        return number
+
 
 async def test_methods_of_every_kind_are_operations() -> None:
     service, registry = Mixed(), OperationRegistry()
 
     registry.register_object(service)
 
-    for name, expected in {"wrapped": 1, "of_class": "Mixed 1", "static": 1}.items():
+    expected_results = {
+        "wrapped": 1,
+        "of_class": "Mixed 1",
+        "static": 1,
+        "of_class_below": "Mixed 1",
+        "static_below": 1,
+    }
+    for name, expected in expected_results.items():
         assert (await registry.execute(f"mixed.{name}", {"number": 1})).data == expected
         assert await registry.call(getattr(service, name), 1) == expected
 
@@ -250,6 +319,8 @@ def test_a_method_without_its_object_is_rejected() -> None:
         registry.register(Tasks.add)
     with pytest.raises(RegistrationError, match="list has no operations"):
         registry.register_object([])
+    with pytest.raises(RegistrationError, match=r"scan_operations\(\"operations\"\)"):
+        registry.register_object(operations)
     assert len(registry) == 0
 
 

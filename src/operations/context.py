@@ -15,7 +15,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -248,7 +247,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     @overload
     async def call(
-        self, function: Callable[..., Coroutine[Any, Any, T]], /, *arguments: Any, **named: Any
+        self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **named: Any
     ) -> T: ...
     @overload
     async def call(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> T: ...

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from operations._json import JSONValueError
@@ -91,10 +92,16 @@ def operation(
     if callable(operation_id) or not operation_id:
         raise TypeError('name the operation: @operation("namespace.name")')
     for option in options.keys() - OperationOptions.__optional_keys__:
+        options_list = ", ".join(sorted(OperationOptions.__optional_keys__))
         near = suggestion(option, OperationOptions.__optional_keys__)
-        raise TypeError(f"{operation_id}: there is no option {option!r}.{near}")
+        raise TypeError(
+            f"{operation_id}: there is no option {option!r}.{near or f' Options are {options_list}.'}"
+        )
 
     def mark(function: Function) -> Function:
+        if isinstance(cast("object", function), (classmethod, staticmethod)):
+            mark(cast("Any", function).__func__)
+            return function
         if _is_in_class(function):
             function.__operation__ = _MarkedMethod(operation_id, options)  # type: ignore[attr-defined]
             return function
@@ -236,6 +243,10 @@ def operations_of(service: object) -> list[Operation]:
         if _is_marked(inspect.getattr_static(service, name))
     )
     found = [known for method in marked if (known := operation_of(method))]
+    if isinstance(service, ModuleType):
+        raise RegistrationError(
+            f'{service.__name__} is a module: use register_all(scan_operations("{service.__name__}"))'
+        )
     if not found:
         raise RegistrationError(
             f"{type(service).__qualname__} has no operations: mark methods with @operation(...)"
@@ -250,11 +261,11 @@ def typed_function(function: object) -> tuple[str, Signature]:
         TypeError: If `function` is not a marked function that returns one result.
     """
     known = operation_of(function)
-    if known is None or known.signature is None or known.signature.kind == "stream":
+    if known is None or known.signature is None:
         hint = "; use execute for an id" if isinstance(function, str) else ""
-        raise TypeError(
-            f"{function!r} is not a function marked with @operation that returns one result{hint}"
-        )
+        raise TypeError(f"{function!r} is not a function marked with @operation{hint}")
+    if known.signature.kind == "stream":
+        raise TypeError(f'{known.spec.id} is a subscription: use subscribe("{known.spec.id}", ...)')
     return known.spec.id, known.signature
 
 

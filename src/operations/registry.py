@@ -151,7 +151,7 @@ class OperationRegistry(Registrations):
     @overload
     async def call(
         self,
-        function: Callable[..., Coroutine[Any, Any, T]],
+        function: Callable[..., Awaitable[T]],
         /,
         *arguments: Any,
         context: OperationContext | None = None,
@@ -199,6 +199,8 @@ class OperationRegistry(Registrations):
             given = signature.arguments(arguments, named)
         except JSONValueError as error:
             raise invalid_json(operation_id, error) from error
+        except TypeError as error:
+            raise TypeError(f"{operation_id}: {error}") from None
         known = self._operations.get(operation_id)
         registered = None if known is None else known.signature
         if registered is not None and registered.owner is not signature.owner:

@@ -485,7 +485,8 @@ class Operation(msgspec.Struct, frozen=True):
             enforce_policy(self.output)
         if self.calls is not None:
             enforce_lists(calls=self.calls)
-        if self.timeout is not None and self.timeout <= 0:
+        limit = cast("object", self.timeout)
+        if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
 
 

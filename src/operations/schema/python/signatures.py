@@ -189,7 +189,10 @@ def read_parameters(
     in_order = True
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            raise RegistrationError(f"{name}: *{parameter.name} cannot be given in a JSON object")
+            raise RegistrationError(
+                f"{name}: *{parameter.name} has no name in JSON: use a parameter that is a list, or"
+                " functools.wraps if this is the wrapper of a decorator"
+            )
         bare = parameter.annotation is inspect.Parameter.empty
         annotation = hints.get(parameter.name, Any if bare else parameter.annotation)
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -395,7 +398,12 @@ def _hints(function: Any, name: str) -> dict[str, Any]:
         return get_type_hints(function, include_extras=True)
     except Exception as error:
         places = ", ".join(_unresolved(function))
-        raise RegistrationError(f"{name}: {places} cannot be resolved: {error}") from error
+        hint = (
+            "; import the name at run time, not only under TYPE_CHECKING"
+            if isinstance(error, NameError)
+            else ""
+        )
+        raise RegistrationError(f"{name}: {places} cannot be resolved: {error}{hint}") from error
 
 
 def _unresolved(function: Any) -> Iterator[str]:
@@ -414,7 +422,9 @@ def _kind(function: Any, result: Any, name: str) -> tuple[Kind, Any]:
     core, _ = peel(result)
     origin, arguments = origin_of(core), get_args(core)
     if inspect.isgeneratorfunction(call):
-        raise RegistrationError(f"{name} is a generator; a stream is an async generator")
+        raise RegistrationError(
+            f"{name} is a generator: return a list, or use `async def` for a subscription"
+        )
     if inspect.isasyncgenfunction(call):
         return "stream", arguments[0] if origin in _STREAMS and arguments else Any
     if inspect.iscoroutinefunction(call):
