@@ -19,7 +19,7 @@ from operations.access import AccessControl, Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, RegistrationError, TransportError
+from operations.errors import CallError, ErrorCode, NotSentError, RegistrationError, TransportError
 from operations.front.limits import Limits, call_seconds
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
@@ -602,11 +602,20 @@ async def test_f34_a_closed_connection_or_one_of_another_loop_raises_at_once(
     broker_world: BrokerWorld, registry: OperationRegistry
 ) -> None:
     async with broker_world.connect() as target:
+        control = target.control("worker")
 
         def elsewhere() -> str:
             async def call() -> None:
                 await PendingRequestMap(target).call("math.add", {"a": 1, "b": 2})
 
+            for use in (
+                lambda: target.send(target.mailbox(), b"{}"),
+                lambda: target.enqueue("math", b"{}", key="k", reply_to="", wait=1),
+                lambda: target.send_request(control, b"{}", key="k", reply_to="", wait=1),
+                lambda: target.is_present(control),
+            ):
+                with pytest.raises(NotSentError, match="another event loop"):
+                    asyncio.run(use())
             with pytest.raises(CallError) as caught:
                 asyncio.run(call())
             return caught.value.message

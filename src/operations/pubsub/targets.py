@@ -52,6 +52,12 @@ def enforce_size(body: bytes, max_bytes: int) -> None:
         raise TooLargeError(f"{len(body)} bytes are more than {max_bytes}")
 
 
+def enforce_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise `NotSentError` unless this is the running event loop."""
+    if asyncio.get_running_loop() is not loop:
+        raise NotSentError("the connection belongs to another event loop: connect on this one")
+
+
 async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:
     """Wait for a connection that is being restored; raise `NotSentError(failure)` if that takes too long."""
     try:
@@ -328,8 +334,7 @@ class BrokerTarget(EventTarget):
         """
         if self.is_closed:
             raise NotSentError("the connection was closed: connect again")
-        if asyncio.get_running_loop() is not self._loop:
-            raise NotSentError("the connection belongs to another event loop: connect on this one")
+        enforce_loop(self._loop)
 
     async def ready(self, wait: float) -> None:
         """Wait until the connection is restored; raise `NotSentError` if that takes too long."""

@@ -309,6 +309,7 @@ class NatsTarget(BrokerTarget):
 
         If there is none, the server responds; a busy one may not respond.
         """
+        self.enforce_usable()
         await self.ready(0)
         try:
             subject = self._subject(address)

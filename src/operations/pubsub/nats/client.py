@@ -33,7 +33,7 @@ from operations._resilience import Backoff, LogThrottle
 from operations.errors import TooLargeError, TransportError
 from operations.pubsub.base import Subscription, WorkerStats
 from operations.pubsub.config import NOT_PERMITTED
-from operations.pubsub.targets import start_task
+from operations.pubsub.targets import enforce_loop, start_task
 
 logger = logging.getLogger("operations")
 
@@ -128,6 +128,7 @@ class ReconnectingClient(Client):
         self._background: set[asyncio.Task[Any]] = set()
         self._closing: set[asyncio.Task[Any]] = set()
         self.backoff = Backoff()
+        self._home = asyncio.get_running_loop()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine in the background until the client is closed."""
@@ -309,12 +310,16 @@ class ReconnectingClient(Client):
             raise TooLargeError(f"{size} bytes are more than {self.max_payload}")
         try:
             if self.is_connected and self._flush_queue is not None:
+                is_idle = self._flush_queue.empty()
+                if is_idle:
+                    # Only for the first message of each write, because most messages follow another one.
+                    enforce_loop(self._home)
                 command = b"%b%b\r\n" % (f"PUB {subject} {reply} {size}\r\n".encode(), body)
                 self._pending.append(command)
                 self._pending_data_size += len(command)
                 if self._pending_data_size > self._max_pending_size:
                     await self._flush_pending(force_flush=True)
-                elif self._flush_queue.empty():
+                elif is_idle:
                     await self._flush_pending()
             else:
                 await self.publish(subject, body, reply)

@@ -39,7 +39,7 @@ from operations.pubsub.config import (
     read_redis_address,
     refusal,
 )
-from operations.pubsub.targets import BrokerTarget, shielded, wait_until
+from operations.pubsub.targets import BrokerTarget, enforce_loop, shielded, wait_until
 
 logger = logging.getLogger("operations")
 
@@ -524,10 +524,13 @@ class PipelinedConnection(ReconnectingConnection):
             await self._drained.wait()
         if not self._up.is_set():
             raise WrongServerError("Redis cannot be reached")
+        if not self._wake.is_set():
+            # Only for the first command of each write, because most commands follow another one.
+            enforce_loop(self._loop)
+            self._wake.set()
         self._outbox += pack_command(command)
         self._unsent.append(waiting)
         self._drained.clear()
-        self._wake.set()
 
     async def _prepare(self, connection: Any) -> None:
         # A server that is loading its data accepts connections, but no commands.

@@ -21,7 +21,7 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import PUT_TYPE, Consumer, Delivery, EventTarget, Receiver
-from operations.pubsub.targets import deliver, enforce_size, shielded, wait_until
+from operations.pubsub.targets import deliver, enforce_loop, enforce_size, shielded, wait_until
 from operations.types import JSONObject
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -280,12 +280,8 @@ class WebSocketTarget(EventTarget):
         """Receive the requests of the peer, for any queue: a peer is a group with one worker."""
         return await self._register(self._consumers, consumer)
 
-    def _enforce_loop(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            raise NotSentError("the connection belongs to another event loop: connect on this one")
-
     async def _register(self, receivers: list[Receiver], receiver: Receiver) -> AsyncExitStack:
-        self._enforce_loop()
+        enforce_loop(self._loop)
         undo = AsyncExitStack()
         undo.push_async_callback(self._update_topics)
         undo.callback(receivers.remove, receiver)
@@ -300,7 +296,7 @@ class WebSocketTarget(EventTarget):
 
     async def send(self, address: str, body: bytes) -> None:
         """Send to the peer."""
-        self._enforce_loop()
+        enforce_loop(self._loop)
         enforce_size(body, self.max_bytes)
         socket = self._socket
         if socket is None:
@@ -316,7 +312,7 @@ class WebSocketTarget(EventTarget):
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Send a request to the peer."""
-        self._enforce_loop()
+        enforce_loop(self._loop)
         if self._socket is None and self._reconnects:
             await wait_until(self._connected, wait, "the WebSocket is not connected")
         await self.send(_PEER, body)
