@@ -78,6 +78,53 @@ async def test_a_worker_whose_connection_is_closed_first_stops_at_once(
     assert loop.time() - closed_at < 2
 
 
+async def test_idle_workers_and_callers_stop_at_once_while_the_broker_is_down(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    broker, world = mortal
+    loop = asyncio.get_running_loop()
+    async with world.connect() as target, PendingRequestMap(target), world.serve(registry):
+        broker.kill()
+        await until(lambda: not target.is_connected)
+        stopped_at = loop.time()
+    assert loop.time() - stopped_at < 2
+
+
+async def test_a_worker_stays_for_callers_that_could_not_get_their_reply(
+    mortal: tuple[Broker, BrokerWorld],
+) -> None:
+    broker, world = mortal
+    registry, runs = OperationRegistry(), asyncio.Event()
+    serving, is_down = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("shop.pay")
+    async def pay() -> int:
+        runs.set()
+        await is_down.wait()
+        return 1
+
+    async def worker() -> None:
+        async with world.serve(registry, grace=60) as (server,):
+            serving.set()
+            await is_down.wait()
+            await until(lambda: not server.jobs)
+
+    async with world.connect() as target, PendingRequestMap(target) as calls:
+        leaving = asyncio.create_task(worker())
+        await asyncio.wait_for(serving.wait(), 30)
+        paying = asyncio.create_task(calls.call("shop.pay", timeout=50))
+        await asyncio.wait_for(runs.wait(), 30)
+        broker.kill()
+        await until(lambda: not target.is_connected)
+        is_down.set()
+        # Longer than the reply waits for the connection.
+        await asyncio.sleep(5)
+        broker.start()
+        with anyio.fail_after(60):
+            assert (await paying).data == 1
+            await leaving
+
+
 @pytest.mark.parametrize("first", ["target", "map", "worker"])
 async def test_closing_in_the_wrong_order_still_ends(
     world: World, registry: OperationRegistry, first: str, tmp_path: Path

@@ -155,6 +155,8 @@ class JobRunner(ABC):
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
         self._recent = Recent()
         self._is_leaving = False
+        self._finished_at = -NEVER
+        """When the last call ended, by the loop's clock."""
         self._idle = asyncio.Event()
         """Set when the last job of a stopping worker has its reply."""
         self._running: set[asyncio.Task[None]] = set()
@@ -452,7 +454,8 @@ class JobRunner(ABC):
         """Count a call that has its last reply."""
         # Clients list the operations when they connect, which is not counted as work.
         if job.request.operation_id not in SERVICES:
-            counters, now = self.counters, self._loop.time()
+            counters = self.counters
+            now = self._finished_at = self._loop.time()
             counters.finished += 1
             counters.failed += bool(job.code)
             counters.seconds += now - (job.began_at or now)

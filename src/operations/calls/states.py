@@ -346,18 +346,19 @@ class Outages:
 
     Attributes:
         changed_at: When it was last lost or restored; 0 if it never was.
+        lost_at: When it was last lost; 0 if it never was.
         restored_at: When it was last restored; 0 if it never was.
     """
 
     def __init__(self) -> None:
-        self.changed_at = self.restored_at = 0.0
+        self.changed_at = self.lost_at = self.restored_at = 0.0
         self._settled_at = 0.0
         self._restored = asyncio.Event()
 
     def lost(self) -> None:
         """Record that the connection was lost, unless it already is."""
         if self._settled_at != NEVER:
-            self.changed_at = asyncio.get_running_loop().time()
+            self.changed_at = self.lost_at = asyncio.get_running_loop().time()
             self._settled_at = NEVER
 
     def restored(self) -> None:

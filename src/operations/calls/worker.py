@@ -67,6 +67,9 @@ _CHECK_CALLERS = 0.25
 _CLOSING = 1.0
 """Seconds for cancelled handlers to end, and for last replies, when a worker stops."""
 
+_REPLY_SECONDS = 1.0
+"""Seconds before an outage in which replies may not have arrived."""
+
 
 class CallServer(JobRunner, Receiver):
     """A running worker, created by `serve_calls`.
@@ -197,7 +200,8 @@ class CallServer(JobRunner, Receiver):
             await self._accepting.aclose()
         self._is_leaving, self._is_accepting = True, False
         if was_serving and not self.target.direct:
-            await self._announce()
+            if self.target.is_connected:
+                await self._announce()
             for job in [job for job in self.jobs.values() if not (job.begun or job.is_acquiring)]:
                 self._give_up(job, "the worker stops")
         with suppress(TimeoutError):
@@ -205,8 +209,9 @@ class CallServer(JobRunner, Receiver):
                 if self.jobs:
                     self._idle.clear()
                     await self._idle.wait()
-                if was_serving and not self.target.direct:
-                    # Callers that reconnect ask which of their requests did not start here.
+                had_calls = self._finished_at > self._outages.lost_at - _REPLY_SECONDS
+                if was_serving and had_calls and not self.target.direct:
+                    # Callers that reconnect ask for their replies, and which of their requests did not start here.
                     await self._outages.settle()
 
     def _give_up_all(self) -> None:
