@@ -277,7 +277,7 @@ class Hub:
         """Return the contract of one operation.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND` with a suggestion, or `UNAVAILABLE` if its source failed.
+            CallError: `OPERATION_NOT_FOUND` with a suggestion or closed sources; `UNAVAILABLE` if its source failed.
         """
         spec = self.registry.get_spec(operation_id)
         if spec is not None:
@@ -306,6 +306,18 @@ class Hub:
             )
             raise CallError(ErrorCode.UNAVAILABLE, message)
         message = f"There is no operation {operation_id!r}.{near}".removesuffix(".")
+        opened = {source.label for source in self.sources}
+        closed = ", ".join(
+            source.label
+            for source in ([] if self.wanted.is_all else sources_of(self.file))
+            if source.label not in opened
+            and (
+                source.name == namespace
+                or (operation_id in recalled and source.kind in ("local", "broker"))
+            )
+        )
+        if closed:
+            message = f"No open source has {operation_id}; the SourceFilter leaves out {closed}"
         raise operation_not_found(operation_id, message)
 
     def enforce_open(self, operation_id: str) -> None:
