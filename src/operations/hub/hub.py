@@ -309,7 +309,7 @@ class Hub:
         opened = {source.label for source in self.sources}
         closed = ", ".join(
             source.label
-            for source in ([] if self.wanted.is_all else sources_of(self.file))
+            for source in (() if self.wanted.is_all else sources_of(self.file))
             if source.label not in opened
             and (
                 source.name == namespace

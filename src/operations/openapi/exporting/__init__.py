@@ -201,12 +201,15 @@ class _Builder:
     def _main(self, spec: OperationSpec) -> JSONObject:
         came_from: dict[str, str] = {}
         input_schema, whole_input = self._placed(spec.input_schema, f"{spec.id}.input", came_from)
-        output_schema, whole_output = self._placed(
-            spec.output_schema, f"{spec.id}.output", came_from
-        )
+        binary, rest = "", spec.output_schema
+        if spec.type is not OperationType.SUBSCRIPTION:
+            binary, rest = _without_bytes(spec.output_schema)
+        output_schema, whole_output = self._placed(rest, f"{spec.id}.output", came_from)
+        if binary:
+            whole_output = spec.output_schema.document
         if output_schema == {"type": "null"}:
             # Generators of clients fail for a result of this type.
-            output_schema, whole_output = {"const": None}, output_schema
+            output_schema, whole_output = {"const": None}, whole_output or output_schema
         operation: JSONObject = {"operationId": spec.id}
         if spec.title:
             operation["summary"] = spec.title
@@ -221,7 +224,7 @@ class _Builder:
             "content": {JSON: {"schema": input_schema}},
         }
         errors, responses = self._errors(spec, came_from)
-        operation["responses"] = {"200": _result(spec, output_schema), **responses}
+        operation["responses"] = {"200": _result(spec, output_schema, binary), **responses}
         if not spec.access_control.is_open and self._schemes:
             self.is_secured = True
             scopes = [*spec.access_control.required_scopes]
@@ -342,17 +345,38 @@ def _code_schema(code: str, status: int) -> JSONObject:
     return {"const": code}
 
 
-def _result(spec: OperationSpec, schema: JSONSchema) -> JSONObject:
+def _without_bytes(schema: Schema) -> tuple[str, Schema]:
+    """Return the media type of results that are bytes, empty if none are, and the schema of the other results."""
+    root = object_of(schema.document)
+    if schema.is_binary:
+        return root.get("contentMediaType", BINARY), Schema(False)
+    for keyword in ("anyOf", "oneOf"):
+        listed = root.get(keyword)
+        parts = [object_of(each) for each in listed] if is_list(listed) else []
+        binary = [part for part in parts if part.get("contentEncoding") == "base64"]
+        others = [part for part in parts if part not in binary]
+        if binary and others:
+            rest = (
+                others[0]
+                if root.keys() == {keyword} and len(others) == 1
+                else {**root, keyword: others}
+            )
+            return binary[0].get("contentMediaType", BINARY), Schema(rest)
+    return "", schema
+
+
+def _result(spec: OperationSpec, schema: JSONSchema, binary: str) -> JSONObject:
     if spec.type is OperationType.SUBSCRIPTION:
         return {
             "description": "An event per item, its data as JSON; then `event: complete`, or `event: error`.",
             "content": {EVENT_STREAM: {"schema": event_schema(schema)}},
         }
-    content: JSONObject = {JSON: {"schema": schema}}
-    if spec.output_schema.is_binary:
+    content: JSONObject = {}
+    if binary:
         # Bytes are sent unencoded. Generators of clients drop a result without a schema.
-        kind = object_of(spec.output_schema.document).get("contentMediaType", BINARY)
-        content = {kind: {"schema": {"type": "string", "format": "binary"}}, **content}
+        content[binary] = {"schema": {"type": "string", "format": "binary"}}
+    if not spec.output_schema.is_binary:
+        content[JSON] = {"schema": schema}
     return {"description": "The result.", "content": content}
 
 
