@@ -10,6 +10,7 @@ import anyio
 import pytest
 from mcp import Client
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import Mount
 
 from operations import OperationRegistry
@@ -97,6 +98,19 @@ def mounted(framework: str, path: str, app: Any, lifespan: Any = None) -> Any:
     site = pytest.importorskip("fastapi").FastAPI(lifespan=lifespan)
     site.mount(path, app)
     return site
+
+
+def test_what_has_no_effect_on_an_app_is_rejected() -> None:
+    app = create_app(registry())
+
+    for change in (
+        lambda: app.add_exception_handler(404, lambda *_: Response()),
+        lambda: app.add_route("/own", lambda _: Response()),
+        lambda: app.mount("/own", Starlette()),
+        lambda: app.host("example.org", Starlette()),
+    ):
+        with pytest.raises(TypeError, match=r"add_middleware|mount it in"):
+            change()
 
 
 def test_mcp_is_imported_only_if_it_is_served() -> None:

@@ -6,7 +6,7 @@ access log -> root path -> Host and Origin -> operations, fixed paths, MCP, WebS
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 from weakref import finalize
 
 from starlette.applications import Starlette
@@ -154,6 +154,21 @@ class _App(Starlette):
         for kind, args, options in reversed(self.user_middleware):
             app = kind(app, *args, **options)
         return app
+
+    def add_exception_handler(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `TypeError`, because no exception leaves the code that serves requests."""
+        raise TypeError(
+            "exception handlers have no effect here: change errors in a middleware of the registry"
+            " (registry.use), or responses in a middleware of the application (add_middleware)"
+        )
+
+    def add_route(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `TypeError`, because the application serves only its registry."""
+        raise TypeError(
+            "routes have no effect here: mount it in an application of your own, beside your routes"
+        )
+
+    mount = host = add_route
 
 
 class _RootPath:
