@@ -66,6 +66,17 @@ async def test_a_server_that_requires_credentials_and_knows_none_rejects_everyth
     assert (await client.get("/healthz")).status == 200
 
 
+@pytest.mark.parametrize("console", [True, False])
+async def test_paths_that_no_operation_can_have_are_not_found_without_a_credential(
+    console: bool,
+) -> None:
+    client = serving(lambda _: None, anonymous=False, console=console)
+
+    for target in ("/favicon.ico", "/nothing", "/.well-known/oauth-authorization-server"):
+        assert (await client.get(target)).status == 404, target
+    assert (await client.get("/nothing/here")).status == 401
+
+
 async def test_no_scope_can_break_out_of_a_challenge() -> None:
     registry, scope = OperationRegistry(), 'a"b\\c\r\nset-cookie: é'
 

@@ -133,9 +133,12 @@ class Router:
         return await route.endpoint(state)
 
     async def _elsewhere(self, state: RequestState) -> Reply:
-        await state.enter()
         registry = state.front.registry
         namespace, slash, _ = (path := route_path(state.scope)[1:]).partition("/")
+        if not slash or "." in namespace:
+            # No operation can have this path, so that 404 reveals none: browsers and OAuth clients try such paths.
+            state.scope[OPEN] = True
+        await state.enter()
         if slash and registry.is_absent(namespace):
             # The operation may be one of a source that is not connected yet.
             context = OperationContext(identity=state.identity)
