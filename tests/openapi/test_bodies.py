@@ -205,6 +205,15 @@ async def test_the_whole_query_is_one_parameter(
     assert [seen.query for seen in echo.seen] == [expected]
 
 
+async def test_a_whole_query_needs_no_name(echo: Echo) -> None:
+    content: Any = {FORM: {"schema": {"type": "object"}}}
+    doc = document(parameters=[{"in": "querystring", "content": content}])
+    echo.seen.clear()
+    async with imported({**doc, "openapi": "3.2.0"}, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"querystring": {"a": "b"}})
+    assert [seen.query for seen in echo.seen] == ["a=b"]
+
+
 def test_parameters_with_content_are_sent_in_every_location() -> None:
     where: Any = {"name": "p", "media_type": "application/json"}
     assert path_value(Parameter(place="path", **where), {"a": 1}) == "%7B%22a%22%3A1%7D"

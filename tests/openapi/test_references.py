@@ -174,6 +174,45 @@ async def test_anchors_belong_to_their_file(tmp_path: Path) -> None:
     assert not schema.check({"b": 1})
 
 
+async def test_files_and_schemas_may_be_named_by_their_own_uris(tmp_path: Path) -> None:
+    own = "https://example.org"
+    doc = _returning(
+        {
+            "properties": {
+                "file": {"$ref": "shared.json#/components/schemas/A"},
+                "self": {"$ref": f"{own}/shared#/components/schemas/B"},
+                "id": {"$ref": f"{own}/task"},
+                "part": {"$ref": f"{own}/task#/properties/done"},
+                "anchor": {"$ref": f"{own}/task#name"},
+                "root": {"$ref": f"{own}/api#/components/schemas/R"},
+            }
+        }
+    )
+    doc |= {"$self": f"{own}/api", "components": {"schemas": {"R": {"type": "string"}}}}
+    task = {
+        "$id": f"{own}/task",
+        "properties": {"done": {"type": "boolean"}, "name": {"$anchor": "name", "type": "string"}},
+    }
+    shared = {
+        "$self": f"{own}/shared",
+        "components": {
+            "schemas": {
+                "A": {"type": "integer"},
+                "B": {"$ref": f"{own}/shared#/components/schemas/A"},
+                "Task": task,
+            }
+        },
+    }
+    service = await from_openapi_file(_files(tmp_path, api=doc, shared=shared), CONFIG)
+
+    assert service.problems == []
+    schema = next(iter(service)).spec.output_schema
+    good = {"file": 1, "self": 2, "id": {"done": True}, "part": False, "anchor": "a", "root": "b"}
+    assert schema.check(good)
+    for name in good:
+        assert not schema.check({name: {"done": 1}}), name
+
+
 @pytest.mark.parametrize("fragment", ["name", "/name", "a/name"])
 async def test_an_unresolved_part_of_a_file_is_reported(tmp_path: Path, fragment: str) -> None:
     doc = _returning({"$ref": f"part.json#{fragment}"})

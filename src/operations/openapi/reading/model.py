@@ -133,6 +133,9 @@ _STYLES: dict[str, frozenset[str]] = {
     "header": frozenset({"simple"}),
     "cookie": frozenset({"form", "cookie"}),
 }
+_UNNAMED = ("body", "querystring")
+"""The places of parameters whose names are not sent."""
+
 _DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
 
 
@@ -162,8 +165,8 @@ class OpenAPI3Reader:
             problem = self.check_parameter(found)
             if problem:
                 raise DocumentError(problem)
-            # There is one body, with any name, and header names are case-insensitive.
-            name = "" if found["in"] == "body" else found["name"]
+            # There is one body or whole query, with any name, and header names are case-insensitive.
+            name = "" if found["in"] in _UNNAMED else found["name"]
             merged[found["in"], name.lower() if found["in"] == "header" else name] = found
         return self._model(list(merged.values()), operation)
 
@@ -199,7 +202,7 @@ class OpenAPI3Reader:
         """Return the problem of a parameter; None if it has none."""
         name, place = node.get("name"), node.get("in")
         is_known = place in self._places
-        if type(name) is not str and not (is_known and place == "body"):
+        if type(name) is not str and not (is_known and place in _UNNAMED):
             return "a parameter has no name"
         return None if is_known else f"the parameter {name!r} is in no known place: {place!r}"
 
@@ -218,7 +221,7 @@ class OpenAPI3Reader:
             encoding = self._references.object_at(content.get("encoding"))
             break
         return Parameter(
-            name=node["name"],
+            name=node["name"] if type(node.get("name")) is str else node["in"],
             place=place,
             required=node.get("required") is True or place == "path",
             description=text_of(node.get("description")),

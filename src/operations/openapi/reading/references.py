@@ -174,10 +174,6 @@ class References:
         return f"{ref!r} is not in this document"
 
     def _locate(self, ref: str) -> tuple[str, Any] | None:
-        own = self.document.get("$self")
-        if isinstance(own, str) and ref.startswith(own + "#"):
-            # 3.2: the document may refer to itself by its own URI.
-            ref = ref.removeprefix(own)
         fragment = ref[1:]
         if ref.startswith("#") and (not fragment or fragment.startswith("/")):
             # Percent-encoding belongs to the URI, so it is decoded first; some documents do not encode references.
@@ -189,7 +185,14 @@ class References:
         if self._named is None:
             self._named = dict(self._names())
         named = self._named.get(ref)
-        return self._at(named) if named else None
+        if named is None and not ref.startswith("#"):
+            name, _, fragment = ref.partition("#")
+            named = self._named.get(name)
+            if named is not None and fragment.startswith("/"):
+                named += unquote(fragment)
+            elif named is not None and fragment:
+                named = self._named.get(f"{_file_of(named)}#{fragment}")
+        return None if named is None else self._at(named)
 
     def _at(self, pointer: str) -> tuple[str, Any] | None:
         """Return the position and the value at a pointer, following references on the path."""
@@ -212,15 +215,14 @@ class References:
         return (holder[0] + inner[0][0], inner[0][1]) if inner else None
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of schemas (`$anchor`, `$id`, `$defs`) with their positions, in reverse order."""
+        """Yield the names of schemas and files (`$anchor`, `$id`, `$defs`, `$self`), in reverse order."""
         for place, node in reversed(list(_places(self.document))):
             for key, item in node.items():
                 if key in {"$anchor", "$dynamicAnchor"}:
                     # An anchor belongs to its file.
-                    _, holder, file = (*place.split("/", 3), "", "")[:3]
-                    yield f"{bundled(file) if holder == BUNDLED else ''}#{item}", place
-                elif key == "$id" and isinstance(item, str):
-                    yield item, place
+                    yield f"{_file_of(place)}#{item}", place
+                elif key in {"$id", "$self"} and isinstance(item, str):
+                    yield item.removesuffix("#"), place
                 elif key in {"$defs", "definitions"} and place:
                     for name in object_of(item):
                         yield f"#/{key}/{escape(name)}", f"{place}/{key}/{escape(name)}"
@@ -262,6 +264,12 @@ class References:
 def bundled(file: str) -> str:
     """Return the reference to a file, whose name is escaped, in the combined document."""
     return f"#/{BUNDLED}/{file.replace('%', '%25')}"
+
+
+def _file_of(place: str) -> str:
+    """Return the reference to the file of a position in the combined document; empty for the document itself."""
+    _, holder, file = (*place.split("/", 3), "", "")[:3]
+    return bundled(file) if holder == BUNDLED else ""
 
 
 def _is_data(place: str) -> bool:
