@@ -103,14 +103,14 @@ def mounted(framework: str, path: str, app: Any, lifespan: Any = None) -> Any:
 def test_what_has_no_effect_on_an_app_is_rejected() -> None:
     app = create_app(registry())
 
-    for change in (
-        lambda: app.add_exception_handler(404, lambda *_: Response()),
-        lambda: app.add_route("/own", lambda _: Response()),
-        lambda: app.mount("/own", Starlette()),
-        lambda: app.host("example.org", Starlette()),
-    ):
-        with pytest.raises(TypeError, match=r"add_middleware|mount it in"):
-            change()
+    with pytest.raises(TypeError, match="add_middleware"):
+        app.add_exception_handler(404, lambda *_: Response())
+    with pytest.raises(TypeError, match="mount it in"):
+        app.add_route("/own", lambda _: Response())
+    with pytest.raises(TypeError, match="mount it in"):
+        app.mount("/own", Starlette())
+    with pytest.raises(TypeError, match="mount it in"):
+        app.host("example.org", Starlette())
 
 
 def test_mcp_is_imported_only_if_it_is_served() -> None:
