@@ -47,6 +47,12 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
+@pytest.mark.parametrize("identity", [{"my key": Identity("alice")}, "my key", [None]], ids=str)
+def test_an_identity_that_is_not_a_function_is_rejected_before_serving(identity: Any) -> None:
+    with pytest.raises(TypeError, match=r"identity takes functions .*, such as APIKeys\("):
+        serving(identity)
+
+
 # ------------------------------------------------------------ failing closed
 
 

@@ -54,7 +54,16 @@ def any_of(*resolvers: IdentityResolver) -> IdentityResolver:
 
     A credential that one resolver rejects may be valid for another. The request is rejected if no resolver accepts the
     credential and at least one rejects it.
+
+    Raises:
+        TypeError: If one of them cannot be called.
     """
+    for each in resolvers:
+        if not callable(each):
+            raise TypeError(
+                "identity takes functions of a request, such as APIKeys({hash_key(key): identity}),"
+                f" not a value of type {type(each).__name__}"
+            )
 
     async def resolve(connection: HTTPConnection) -> Identity | None:
         problem: Exception | None = None
