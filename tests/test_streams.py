@@ -106,7 +106,7 @@ async def test_subscribing_to_another_type_raises_with_advice() -> None:
     error = await error_of(single(handler))
 
     assert error.code == ErrorCode.VALIDATION_ERROR
-    assert "execute" in error.message
+    assert error.message.endswith(": use execute")
     with pytest.raises(CallError) as caught:
         await anext(OperationRegistry().subscribe("test.nope"))
     assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND

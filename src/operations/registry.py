@@ -272,11 +272,8 @@ class OperationRegistry(Registrations):
                 unregistered = self._unregistered(operation_id, context, streaming=streaming)
                 return prepare(unregistered, self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
-                execute, many = (
-                    "call or execute it, for its one result",
-                    "subscribe to it, for its many results",
-                )
-                reason = f"{operation_id} is a {known.spec.type}: {execute if streaming else many}"
+                method = "execute" if streaming else "subscribe"
+                reason = f"{operation_id} is a {known.spec.type}: use {method}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, reason)
             plan = prepare(known, self)
             (self._streams if streaming else self._plans)[operation_id] = plan

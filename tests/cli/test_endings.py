@@ -72,6 +72,11 @@ def test_a_missing_extra_is_named(
         (["serve", "--port", "99999"], 2, "65535"),
         (["work", "--concurrency", "0"], 2, "--concurrency"),
         (["work", "--grace", "-1"], 2, "--grace"),
+        (
+            ["grant", "create", "ann", "--holder", "bot", "-o", "a.*", "b.*"],
+            2,
+            "Unexpected argument: b.*. Repeat an option for each of its values",
+        ),
         (["list", "--limit", "-1"], 2, "--limit"),
         (["trace", "-n", "0"], 2, "-n"),
         (

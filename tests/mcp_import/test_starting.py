@@ -53,6 +53,15 @@ async def test_the_command_the_folder_the_exit_code_and_the_output_are_reported(
     assert lines[6].startswith("  next:      run the command manually")
 
 
+async def test_an_object_that_is_not_a_server_of_the_sdk_is_named() -> None:
+    report = await report_of(MCPClientConfig(server=object()))
+
+    assert (
+        "server must be an MCPServer or a low-level Server of the mcp package, not object" in report
+    )
+    assert "command or url" in report
+
+
 async def test_the_last_stderr_line_is_read_without_a_line_end() -> None:
     assert "output:    panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
 

@@ -379,6 +379,16 @@ async def test_bytes_are_saved_although_base64_is_declared(content: bytes, tmp_p
     assert (tmp_path / "saved").read_bytes() == content
 
 
+@pytest.mark.parametrize(("doc", "body"), [(FORM, {"file": "a.txt"}), (UPLOAD, "a.txt")], ids=str)
+async def test_the_name_of_a_file_as_text_is_rejected_with_advice(doc: Any, body: Any) -> None:
+    async with connected(doc) as (server, registry):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"body": body})
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert "In Python, pass bytes or a Path" in caught.value.message
+    assert server.requests == []
+
+
 async def test_the_padding_of_a_long_response_in_base64_is_optional(tmp_path: Path) -> None:
     content = b"\xff" * 100_000
     async with connected(declared_as_base64({"contentEncoding": "base64url"})) as (

@@ -382,7 +382,10 @@ def read_call(call: Any) -> ToolCall:
         part = call
     if _get(part, "name"):
         return _gemini(part)
-    raise TypeError(f"{call!r} is not a tool call of a known provider")
+    raise TypeError(
+        f"{call!r} is not a tool call of a known provider: pass the call as the provider's package returns it."
+        " To run an operation that no model requested, call it with registry.execute."
+    )
 
 
 def _get(value: Any, name: str, default: Any = None) -> Any:

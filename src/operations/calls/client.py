@@ -475,7 +475,7 @@ class PendingRequestMap(CallSender):
     ) -> None:
         """End a call with its reply."""
         if payload.sequence is not None:
-            reason = f"{call.payload.operation_id} is a subscription: subscribe to it, for its many results"
+            reason = f"{call.payload.operation_id} is a subscription: use subscribe"
             self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
             return
         try:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from operations import __version__
 
@@ -70,6 +70,10 @@ def run(tokens: Sequence[str]) -> int:
         return _misused(f"{message}. operations --help lists the commands.", tokens)
     try:
         result = build_app(tokens[0])(tokens, exit_on_error=False, print_error=False)
+    except UnusedCliTokensError as error:
+        unused = " ".join(error.unused_tokens or ())
+        advice = f"Repeat an option for each of its values; see operations {tokens[0]} --help."
+        return _misused(f"Unexpected argument: {unused}. {advice}", tokens)
     except CycloptsError as error:
         return _misused(str(error), tokens)
     return result if isinstance(result, int) else 0

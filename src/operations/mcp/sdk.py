@@ -194,5 +194,16 @@ def outbound_of(request: ServerRequestContext[Any, Any]) -> DispatchContext[Any]
 
 
 def lowlevel_server(server: Any) -> Any:
-    """Return the low-level server of an `MCPServer`; a low-level server is returned unchanged."""
-    return getattr(server, "_lowlevel_server", server)
+    """Return the low-level server of an `MCPServer`; a low-level server is returned unchanged.
+
+    Raises:
+        TypeError: If `server` is neither.
+    """
+    found = getattr(server, "_lowlevel_server", server)
+    if not hasattr(found, "create_initialization_options"):
+        kind = type(server).__name__
+        raise TypeError(
+            f"server must be an MCPServer or a low-level Server of the mcp package, not {kind};"
+            " start or connect to other servers with command or url"
+        )
+    return found

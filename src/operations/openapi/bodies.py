@@ -180,6 +180,9 @@ def _without_files(value: Any, files: dict[str, Any], depth: int) -> Any:
 _MAX_DEPTH = 8
 
 
+_NO_FILE_NAME = "A text is the content of a file, not its name. In Python, pass bytes or a Path."
+
+
 def from_base64(text: str, name: str) -> bytes:
     """Return the bytes that `text` encodes, in either alphabet.
 
@@ -190,7 +193,7 @@ def from_base64(text: str, name: str) -> bytes:
         padded = text + "=" * (-len(text) % 4)
         return base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):
-        message = f"{name!r} must be base64."
+        message = f"{name!r} must be base64. {_NO_FILE_NAME}"
         raise invalid_argument("/" + name, message, "contentEncoding") from None
 
 
@@ -461,7 +464,7 @@ def write_body(
 def _sent(upload: Upload | None, chosen: Media, converter: SchemaConverter) -> bytes | StreamedBody:
     """Return the content of a file; encoded, if the schema describes the body as text that encodes it."""
     if upload is None:
-        raise CallError(ErrorCode.VALIDATION_ERROR, "The body must be base64.")
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"The body must be base64. {_NO_FILE_NAME}")
     content = upload.content
     encode = _ENCODE.get(base64_encoding(converter.resolve(chosen.schema)))
     if isinstance(content, bytes):
