@@ -1,5 +1,7 @@
 """Messages of NATS, as they are read from the connection."""
 
+import asyncio
+
 import pytest
 from nats.errors import ProtocolError
 from tests.receivers import SilentReceiver
@@ -92,3 +94,22 @@ async def test_messages_are_accepted_until_the_server_has_ended_a_subscription()
             await listening.aclose()
 
             assert link.heard.rindex(b"UNSUB") < link.heard.rindex(b"PING")
+
+
+async def test_a_cancellation_just_after_the_response_is_not_lost() -> None:
+    client = ReconnectingClient()
+    with running(NatsServer()) as server:
+        await client.connect(server.url)
+        try:
+            asking = asyncio.create_task(client.request("nobody.listens", b"", timeout=5))
+            while not client._resp_map:
+                await asyncio.sleep(0)
+            (response,) = client._resp_map.values()
+            await asyncio.sleep(0)
+            response.add_done_callback(lambda _: asking.cancel())
+            await asyncio.wait({asking})
+        finally:
+            await client.close()
+
+    assert response.done()
+    assert asking.cancelled()

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from secrets import token_hex
 from ssl import SSLCertVerificationError
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -297,6 +297,20 @@ class ReconnectingClient(Client):
     def _log_broken(self) -> None:
         level = self._broken.level()
         logger.log(level, "a message could not be processed", exc_info=True)
+
+    async def request(self, *given: Any, **options: Any) -> Any:
+        """Send a request, and wait for its response, as the library does.
+
+        With Python 3.11, the library ignores a cancellation that follows the response in the same iteration of the
+        event loop.
+        """
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        before = task.cancelling()
+        try:
+            return await super().request(*given, **options)
+        finally:
+            if task.cancelling() > before:
+                raise asyncio.CancelledError
 
     async def publish_now(self, subject: str, body: bytes, reply: str = "") -> None:
         """Publish a message to a checked subject; wait only while the output buffer is full.
