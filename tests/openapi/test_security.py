@@ -556,6 +556,26 @@ async def test_a_client_secret_is_not_sent_to_a_host_that_only_the_document_name
     assert provider.used == ["Bearer token1"]
 
 
+@pytest.mark.requirement("R05")
+async def test_a_configured_token_endpoint_may_have_a_private_address(echo: Echo) -> None:
+    """Only for tokens: the document cannot make the service send requests there."""
+    echo.seen.clear()
+    provider = Provider()
+    async with serving(provider.answer) as api, serving(provider.answer) as url:
+        configured = ClientCredentials(client_id="id", client_secret="s", token_url=f"{url}/token")
+        doc = oauth(f"{echo.url}/token")
+        async with imported(doc, base_url=api, credentials={"key": configured}) as registry:
+            await registry.execute("api.call", {})
+        assert provider.used == ["Bearer token1"]
+
+        doc = {**doc, "servers": [{"url": f"{url}/token"}]}
+        async with imported(doc, credentials={"key": configured}) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert (provider.used, echo.seen) == (["Bearer token1"], [])
+
+
 @pytest.mark.requirement("R16")
 @pytest.mark.parametrize(
     ("text", "shown"),

@@ -167,8 +167,8 @@ class ServiceClient:
         except ValueError:
             return False
 
-    def enforce_reachable(self, url: str) -> tuple[Origin, bool]:
-        """Return the origin of `url`, and whether the operator configured it.
+    def enforce_reachable(self, url: str, is_named: bool = False) -> tuple[Origin, bool]:
+        """Return the origin of `url`, and whether the operator configured it (`is_named`: this URL, not the origin).
 
         Raises:
             CallError: `ACCESS_DENIED` if only a third party names the host and it is not public; `EXECUTION_ERROR` if
@@ -187,6 +187,8 @@ class ServiceClient:
             if len(self._origins) > _MAX_ORIGINS:
                 self._origins.clear()
             self._origins[url] = known
+        if is_named:
+            return known[0], True
         if not known[1]:
             enforce_public(known[0].host)
         return known
@@ -336,15 +338,15 @@ class ServiceClient:
             await asyncio.sleep(pause)
 
     async def fetch(
-        self, method: str, url: str, headers: dict[str, str], body: bytes | None
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None, is_named: bool
     ) -> Any:
-        """Fetch JSON from a token provider, outside of any operation.
+        """Fetch JSON from a token provider, outside of any operation; `is_named` if the operator configured its URL.
 
         Raises:
             CallError: `UNAVAILABLE` if the provider does not respond.
             TokenRefusedError: If the provider rejects the request.
         """
-        response = await self._whole(method, url, headers, body, _MAX_TOKEN_BYTES)
+        response = await self._whole(method, url, headers, body, _MAX_TOKEN_BYTES, is_named)
         if response.status != 200:
             # The rest of the response is not reported, because it concerns the operator's credentials.
             code = oauth_error(response.content)
@@ -378,10 +380,16 @@ class ServiceClient:
         return response.content
 
     async def _whole(
-        self, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        limit: int,
+        is_named: bool = False,
     ) -> WholeResponse:
         """Send a request outside of any operation; return the whole response."""
-        origin, is_trusted = self.enforce_reachable(url)
+        origin, is_trusted = self.enforce_reachable(url, is_named)
         request = HTTPRequest(
             method=method,
             url=url,

@@ -64,7 +64,7 @@ class TokenRefusedError(CallError):
         super().__init__(ErrorCode.EXECUTION_ERROR, message)
 
 
-Fetch: TypeAlias = Callable[[str, str, dict[str, str], bytes | None], Awaitable[Any]]
+Fetch: TypeAlias = Callable[[str, str, dict[str, str], bytes | None, bool], Awaitable[Any]]
 """`(method, url, headers, body)` -> the decoded JSON of the response. Raises `CallError` if there is none."""
 
 
@@ -143,7 +143,8 @@ class TokenSource:
         add_client(headers, fields, client.client_id, client.client_secret, client.send_in)
         url, body = await self._url(), urlencode(fields).encode()
         try:
-            return object_of(await self.security.fetch("POST", url, headers, body))
+            is_named = client.token_url is not None
+            return object_of(await self.security.fetch("POST", url, headers, body, is_named))
         except TokenRefusedError as error:
             hint = self._hint()
             if not hint:
@@ -201,7 +202,7 @@ class TokenSource:
             return ""
         discovery = joined_url(self.security.base, address)
         headers = {"Accept": "application/json"}
-        found = object_of(await self.security.fetch("GET", discovery, headers, None))
+        found = object_of(await self.security.fetch("GET", discovery, headers, None, False))
         declared = text_of(found.get("token_endpoint"))
         return joined_url(discovery, declared) if declared else ""
 
@@ -257,7 +258,7 @@ class Security:
         default: The document's own security requirement.
         base: The base of relative token URLs.
         is_trusted: Whether a URL's host may be sent secrets.
-        fetch: Sends a request to a token provider.
+        fetch: Sends a request to a token provider, whose URL the operator configured or not.
     """
 
     def __init__(
