@@ -458,11 +458,17 @@ class ServiceClient:
 
     def _may_repeat(self, error: CallError, call: _Call, status: object, wanted: str) -> bool:
         """Return whether a request may be sent again; `wanted` is the response's `Retry-After`."""
-        if call.draft.method in REPEATABLE:
-            is_lost = status is None and error.code == ErrorCode.UNAVAILABLE
-            return is_lost or status in {429, 502, 503, 504}
-        # The server has not processed it.
-        return (status == 429 and bool(wanted)) or (status == 503 and self.config.retry_refused)
+        is_repeatable = call.draft.method in REPEATABLE
+        if status is None:
+            return is_repeatable and error.code == ErrorCode.UNAVAILABLE
+        is_certain = status != 429 or is_repeatable or bool(wanted)
+        return is_certain and status in self._temporary(call.draft.method)
+
+    def _temporary(self, method: str) -> frozenset[int]:
+        """Return the statuses after which a request may be sent again: it is repeatable, or was not processed."""
+        if method in REPEATABLE:
+            return frozenset({429, 502, 503, 504})
+        return frozenset({429, 503}) if self.config.retry_refused else frozenset({429})
 
     async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
         """Send the request of a call once and follow its redirects; `_leave` closes the response.
@@ -521,8 +527,9 @@ class ServiceClient:
                 if status == 401:
                     for source in call.signature.tokens:
                         source.refuse(request.headers.get("Authorization", ""))
-                limit = self.config.max_error_bytes
-                raise await read_error(response, limit, call.end, call.signature.secrets)
+                limit, secrets = self.config.max_error_bytes, call.signature.secrets
+                is_temporary = status in self._temporary(draft.method)
+                raise await read_error(response, limit, call.end, secrets, is_temporary)
             call.opened = None
             await opened.__aexit__(None, None, None)
             request = onward

@@ -332,7 +332,7 @@ def _decoded_text(content: bytes, charset: str) -> str:
 
 
 async def read_error(
-    response: HTTPResponse, limit: int, end: float, secrets: list[str]
+    response: HTTPResponse, limit: int, end: float, secrets: list[str], is_temporary: bool
 ) -> CallError:
     """Return the error for an error response, with the part of its body within the limits of size and time.
 
@@ -341,6 +341,7 @@ async def read_error(
         limit: The limit of its body in bytes.
         end: When it must have arrived, by the monotonic clock.
         secrets: The credentials of the request.
+        is_temporary: Whether the same request may be sent again later.
     """
     content, is_cut = b"", False
     try:
@@ -359,7 +360,7 @@ async def read_error(
         ErrorCode.EXECUTION_ERROR,
         f"HTTP {status}: {redaction(*secrets)(phrase)}",
         _details(whole, limit, is_cut=is_cut),
-        retryable=status in {429, 502, 503, 504},
+        retryable=is_temporary,
     )
 
 
