@@ -49,6 +49,21 @@ async def test_a_server_killed_between_calls_is_started_again() -> None:
         assert not is_alive(second)
 
 
+async def test_the_log_of_a_server_that_exits_again_and_again_is_short(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            for _ in range(4):
+                os.kill(int(text_of(await registry.execute("raw.pid", {}))), signal.SIGKILL)
+                await eventually(lambda: not client.is_connected)
+
+    lines = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.message for record in lines] == ["raw went away; connecting again"]
+
+
 @pytest.mark.parametrize("code", [0, 3])
 async def test_a_server_that_exits_while_its_child_holds_the_pipes_is_started_again(
     code: int,

@@ -26,7 +26,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 from pydantic import ValidationError
 
 from operations._mcp_config import MCPClientConfig
-from operations._resilience import Backoff
+from operations._resilience import Backoff, LogThrottle
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp import failures
@@ -89,6 +89,7 @@ class LiveConnection:
         """Called when requests begin to fail."""
 
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._losses, self._outputs = LogThrottle(), LogThrottle()
 
         self.redactor = failures.redactor_for(config)
         """Redacts the secrets of this server's configuration."""
@@ -225,7 +226,8 @@ class LiveConnection:
                 return
             else:
                 if was_open:
-                    logger.warning("%s; connecting again", failure.message)
+                    # A server may exit after every call.
+                    logger.log(self._losses.level(), "%s; connecting again", failure.message)
                 if was_open and (self._has_served or loop.time() - began > _STABLE_SECONDS):
                     attempts = 0
                     self._backoff.reset()
@@ -389,7 +391,8 @@ class LiveConnection:
             return failures.start_error(failure, self.config, child.facts, self.redactor, advice)
         if child.stderr:
             # The output of the server goes to the operator's log, not to the caller.
-            logger.warning("%s; its output:\n%s", failure.message, "\n".join(child.stderr))
+            output = "\n".join(child.stderr)
+            logger.log(self._outputs.level(), "%s; its output:\n%s", failure.message, output)
         return failure
 
 
