@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World
 
-from operations.calls import PendingRequestMap
+from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.monitoring import monitor_group
+from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
+from operations.specs import OperationSpec
 
 pytestmark = pytest.mark.slow
 
@@ -337,3 +341,56 @@ async def test_f33_a_warning_names_the_call_that_blocked_the_loop(
 
     assert any("was blocked" in record.message for record in caplog.records)
     assert lines(tmp_path / "log")
+
+
+@pytest.mark.requirement("R43", "F33")
+async def test_f33_one_warning_is_logged_for_all_workers_of_a_blocked_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server has a worker for each WebSocket."""
+    caplog.set_level(logging.WARNING)
+    registry = build_registry()
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(serve_calls(registry, MemoryTarget()))
+        calls: list[asyncio.Task[ResponseEnvelope[Any]]] = []
+        for _ in range(3):
+            target = MemoryTarget()
+            await stack.enter_async_context(serve_calls(registry, target))
+            client = await stack.enter_async_context(PendingRequestMap(target))
+            calls.append(asyncio.create_task(client.call("slow.sleep", {"seconds": 1.6})))
+        # The next worker watches the loop when the first one ends.
+        await first.aclose()
+        await asyncio.sleep(0.3)
+        time.sleep(1.2)  # noqa: ASYNC251 - block the loop
+        await asyncio.gather(*calls)
+
+    (warning,) = [record.message for record in caplog.records if "was blocked" in record.message]
+    assert warning.endswith("running then: slow.sleep")
+
+
+async def test_the_operations_of_many_workers_are_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Encoding the operations for each WebSocket would block the loop of a server."""
+    encoded: list[str] = []
+    encode = OperationSpec.encode
+
+    def count(spec: OperationSpec) -> bytes:
+        encoded.append(spec.id)
+        return encode(spec)
+
+    monkeypatch.setattr(OperationSpec, "encode", count)
+    registry = build_registry()
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(serve_calls(registry, MemoryTarget(), heartbeat=0.01))
+        assert sorted(encoded) == sorted(spec.id for spec in registry.specs())
+        encoded.clear()
+
+        @registry.operation("late.added", type="query")
+        async def added() -> int:
+            return 1
+
+        await until(lambda: "late.added" in encoded)
+        await asyncio.sleep(0.1)
+    assert encoded.count("late.added") == 1

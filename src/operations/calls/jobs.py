@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sys import maxsize
 from time import time
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Meta
@@ -347,21 +348,44 @@ _BLOCKED = 1.0
 """Seconds for which the event loop may be blocked without a warning."""
 
 
+_WATCHERS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[asyncio.Event, Mapping[str, Job]]] = (
+    WeakKeyDictionary()
+)
+"""The workers of each event loop, such as one for each WebSocket of a server; the first one watches the loop."""
+
+
 async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
-    """Warn when the event loop of a worker was blocked."""
+    """Warn when the event loop of a worker was blocked, once for all workers of the loop."""
     loop = asyncio.get_running_loop()
-    tick = _BLOCKED / 4
-    while True:
-        before = loop.time()
-        await asyncio.sleep(tick)
-        lag = loop.time() - before - tick
-        if lag > _BLOCKED:
-            suspects = sorted({job.request.operation_id for job in jobs.values()})
-            logger.warning(
-                "the event loop was blocked for %.1f s; running then: %s",
-                lag,
-                ", ".join(suspects[:10]) or "no call that is still running",
-            )
+    watchers = _WATCHERS.setdefault(loop, {})
+    is_first = asyncio.Event()
+    watchers[is_first] = jobs
+    try:
+        if len(watchers) > 1:
+            await is_first.wait()
+        tick = _BLOCKED / 4
+        while True:
+            before = loop.time()
+            await asyncio.sleep(tick)
+            lag = loop.time() - before - tick
+            if lag > _BLOCKED:
+                suspects = sorted(
+                    {
+                        job.request.operation_id
+                        for each in watchers.values()
+                        for job in each.values()
+                    }
+                )
+                logger.warning(
+                    "the event loop was blocked for %.1f s; running then: %s",
+                    lag,
+                    ", ".join(suspects[:10]) or "no call that is still running",
+                )
+    finally:
+        del watchers[is_first]
+        for following in watchers:
+            following.set()
+            break
 
 
 class AdmissionQueue:

@@ -25,6 +25,7 @@ from functools import partial
 from hashlib import sha256
 from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -309,8 +310,20 @@ _SCHEMA_SPEC = replace(
 )
 
 
+_DIGESTS: WeakKeyDictionary[OperationRegistry, tuple[int, str]] = WeakKeyDictionary()
+"""The revision and the digest of each registry, because a server has a worker for each WebSocket."""
+
+
 def digest_of(registry: OperationRegistry) -> str:
     """Return a digest of the operations of a registry, with which callers detect changes."""
+    revision, digest = _DIGESTS.get(registry, (-1, ""))
+    if revision != registry.revision:
+        digest = _digest(registry)
+        _DIGESTS[registry] = registry.revision, digest
+    return digest
+
+
+def _digest(registry: OperationRegistry) -> str:
     specs = registry.specs()
     texts = [f"{spec.id} {spec.version}".encode() for spec in specs]
     # Encoding the schemas of a large API takes seconds; ids and versions detect most changes.
