@@ -139,6 +139,8 @@ def test_logs_are_json_with_a_time_and_requests_are_logged_on_demand(
         logging.getLogger("operations").info("one %s", 'line\n"')
         logging.getLogger("operations").debug("nothing")
         logging.getLogger("mcp.client").info("Received session ID: secret")
+        logging.getLogger("httpx2").info("HTTP Request: POST https://tools.example/mcp?key=secret")
+        logging.getLogger("uvicorn.error").info("connection open")
         logging.getLogger("operations.access").info("%s", '{"status": 200}')
 
     first, second = map(json.loads, capsys.readouterr().err.splitlines())

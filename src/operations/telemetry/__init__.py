@@ -261,9 +261,10 @@ def logging_to_stderr(config: LogConfig) -> Generator[None]:
         "operations": level,
         # Request lines are INFO records: accept that level only if requests are logged.
         "operations.access": "INFO" if config.requests else "CRITICAL",
-        # The SDK writes the ids of sessions as INFO records.
-        "mcp": "WARNING" if level == "INFO" else level,
     }
+    # Their INFO records contain the ids of sessions, and a line with the address for every request and WebSocket.
+    for name in ("mcp", "httpx2", "uvicorn.error"):
+        levels[name] = "WARNING" if level == "INFO" else level
     handlers, before = root.handlers[:], {name: logging.getLogger(name).level for name in levels}
     root.handlers[:] = [handler]
     for name, value in levels.items():
