@@ -54,7 +54,7 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.authority.approvals import Approvals
-from operations.authority.ledger import Ledger
+from operations.authority.ledger import Ledger, LedgerError, verify
 from operations.authority.store import open_broker_store
 from operations.calls import CallGraph, PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
@@ -902,6 +902,29 @@ async def test_a_full_disk_is_reported_while_it_lasts(
             while await ready() != ok:
                 await anyio.sleep(0.1)
             assert await add() == 200
+
+
+@pytest.mark.requirement("R62")
+def test_a_ledger_that_began_on_a_full_disk_can_be_used_afterwards(tmp_path: Path) -> None:
+    path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
+    with full_disk(), pytest.raises(LedgerError, match="File too large"):
+        Ledger(path, "k" * 32, head=head).open()
+    assert verify([path], "k" * 32, head).problem is None
+
+    ledger = Ledger(path, "k" * 32, head=head)
+    ledger.begin("a.b", {}, OperationContext(), None)
+    ledger.close()
+    found = verify([path], "k" * 32, head)
+    assert (found.lines, found.problem) == (1, None)
+
+    head.write_text("")
+    assert verify([path], "k" * 32, head).problem is not None
+    with pytest.raises(LedgerError, match=r"head .* is missing"):
+        ledger.open()
+    head.write_text("damaged")
+    with pytest.raises(LedgerError, match=r"head .* is damaged"):
+        ledger.open()
+    assert str(verify([path], "k" * 32, head).problem).endswith("is damaged")
 
 
 @pytest.mark.parametrize(

@@ -250,10 +250,17 @@ def _read(key: bytes, text: bytes) -> tuple[_End, _End, int]:
 
 
 def _read_head(path: Path) -> _End | None:
-    """Return the last number and HMAC; None if the file is missing."""
-    if not path.exists():
+    """Return the last number and HMAC; None if the file is missing, or empty because the disk was full.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    text = path.read_text(encoding="ascii").strip() if path.exists() else ""
+    if not text:
         return None
-    number, _, mac = path.read_text(encoding="ascii").strip().partition(" ")
+    number, _, mac = text.partition(" ")
+    if not number.isdecimal():
+        raise ValueError(f"the head {path} is damaged")
     return int(number), mac
 
 
@@ -286,7 +293,8 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
     before, end, place, problem = known, known, "the head", None
     try:
         if head is not None:
-            known, is_missing = _read_head(head) or _START, not head.exists()
+            stored = _read_head(head)
+            known, is_missing = stored or _START, stored is None
         for place, text in _lines(paths):  # noqa: B007 - a problem names it
             before, found, missing = _read(secret, text)
             if count and before != end:
