@@ -43,6 +43,7 @@ ENVELOPES = {
     "local bytes": local_envelope(b"\x00\xff", "task.get"),
     "http": http_envelope([1], status_code=201, headers={"X-A": "1"}, content_type="text/plain"),
     "mcp": mcp_envelope({"b": 2}, is_error=False, content=BLOCKS, structured_content={"b": 2}),
+    "mcp text": mcp_envelope(None, content=BLOCKS[:1]),
     "mcp error": mcp_envelope("no", is_error=True, content=BLOCKS[:1], meta={"trace": "1"}),
 }
 

@@ -284,6 +284,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     async def elicit(self, message: str, schema: JSONObject) -> JSONObject:
         """Ask the person behind the call for values that match `schema`.
 
+        Returns:
+            `{"action": "accept", "content": {...}}` with the values, or `{"action": "decline"}` or
+            `{"action": "cancel"}` if the person gives none.
+
         Raises:
             CallError: `UNAVAILABLE` if the channel does not support questions.
         """
@@ -293,6 +297,12 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     async def sample(self, request: JSONObject) -> JSONObject:
         """Ask the caller's model for a completion.
+
+        Args:
+            request: The parameters of `sampling/createMessage` of MCP: `{"messages": [...], "maxTokens": ...}`.
+
+        Returns:
+            The result of that request: `{"role": ..., "content": ..., "model": ...}`.
 
         Raises:
             CallError: `UNAVAILABLE` if the channel does not support sampling.

@@ -348,12 +348,20 @@ def http_envelope(
 def mcp_envelope(
     data: T,
     *,
-    is_error: bool,
+    is_error: bool = False,
     content: Iterable[MCPContentBlock | Mapping[str, Any]],
     structured_content: Any = None,
     meta: JSONObject | None = None,
 ) -> ResponseEnvelope[T]:
-    """Return an envelope for the result of an MCP tool; blocks may be mappings with the names of the wire."""
+    """Return an envelope for the result of an MCP tool.
+
+    Args:
+        data: The result for callers that do not read blocks.
+        is_error: Whether the tool reports an error.
+        content: The blocks, as objects or as mappings with the names of the wire.
+        structured_content: The structured content of the result.
+        meta: The `_meta` of the result.
+    """
     return ResponseEnvelope(
         data,
         MCPResponseMeta(
