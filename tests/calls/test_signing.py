@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 from tests.calls.operations_under_test import build_registry
+from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import BrokerWorld, World
+from tests.receivers import SilentReceiver
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
@@ -240,6 +242,36 @@ def test_a_signature_is_for_one_address_for_once_and_for_now(
         assert signer.verify(text, "q", Senders()) is not None
     monkeypatch.setattr("operations.pubsub.signing.time", lambda: time.time() + MAX_AGE + 5)
     assert signer.verify(text, "q", Senders()) is None
+
+
+@pytest.mark.parametrize("skew", [3600, -3600])
+async def test_callers_whose_clock_is_wrong_by_an_hour_learn_the_reason(
+    broker_world: World, skew: int
+) -> None:
+    async with (
+        worker_process(broker_world, skew=skew, target={"secret": SECRET}),
+        broker_world.connect(secret=SECRET) as target,
+        PendingRequestMap(target, heartbeat=0.1) as calls,
+    ):
+        with pytest.raises(CallError, match="clocks that differ by less than 15 minutes"):
+            await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.5)
+
+
+@pytest.mark.parametrize(("skew", "side"), [(3600, "ahead of"), (-3600, "behind")])
+async def test_the_log_names_the_difference_of_clocks(
+    skew: int, side: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemoryTarget()
+    target, box = signed(memory, SECRET), memory.mailbox()
+    text = Signer(SECRET).sign(b"{}", box)
+    monkeypatch.setattr("operations.pubsub.signing.time", lambda: time.time() + skew)
+    subscription = await target.listen((box,), SilentReceiver())
+    await memory.send(box, text)
+    await until(lambda: warnings_of(caplog))
+    await subscription.aclose()
+
+    (told,) = warnings_of(caplog)
+    assert re.search(rf"the clock of this process is (3599|3600|3601) s {side} the", told.message)
 
 
 def test_messages_may_overtake_others_within_a_window() -> None:

@@ -55,6 +55,7 @@ from operations.errors import (
 )
 from operations.pubsub.base import Delivery, EventTarget, Subscription
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.signing import MAX_AGE, SignedTarget
 from operations.pubsub.targets import shielded, usable
 from operations.types import JSONObject
 
@@ -526,6 +527,8 @@ class PendingRequestMap(CallSender):
                 "; no worker responds to this client. Check that the workers are not blocked, and that workers and "
                 "callers have the same secret=, or none"
             )
+            if isinstance(self.target, SignedTarget):
+                error.message += f", and clocks that differ by less than {MAX_AGE / 60:g} minutes"
         self._abort(call, error)
 
     def _abort(self, call: PendingCall, error: CallError) -> None:

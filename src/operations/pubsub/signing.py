@@ -48,6 +48,10 @@ class Signer:
 
     Every signer numbers its messages within its own epoch; a restarted process begins a new epoch.
 
+    Attributes:
+        lateness: Seconds from the time of the last verified message to the time of the local clock, if its signature
+            was right; otherwise 0.
+
     Raises:
         ValueError: If the secret is too short.
     """
@@ -61,6 +65,7 @@ class Signer:
         self._key = key
         self._epoch = token_hex(_EPOCH // 2).encode()
         self._numbers = count(1)
+        self.lateness = 0.0
 
     def sign(self, body: bytes, address: str) -> bytes:
         """Return `body`, a JSON object, with its signature for one address."""
@@ -71,6 +76,7 @@ class Signer:
 
     def verify(self, text: bytes, address: str, senders: "Senders") -> bytes | None:
         """Return the body of a message that is signed for `address` and valid now; otherwise None."""
+        self.lateness = 0.0
         trailer = text[-_LENGTH:]
         if not trailer.startswith(_START) or not trailer.endswith(_END):
             return None
@@ -81,7 +87,8 @@ class Signer:
             return None
         epoch, number, stamp = head.split(b".")
         sent_at = int(stamp) / 1000
-        is_fresh = abs(time() - sent_at) <= MAX_AGE
+        self.lateness = time() - sent_at
+        is_fresh = abs(self.lateness) <= MAX_AGE
         return body if is_fresh and senders.add(epoch, int(number), sent_at) else None
 
     def _sign(self, head: bytes, address: str, body: bytes) -> str:
@@ -196,12 +203,20 @@ class SignedTarget:
     def refuse(self) -> None:
         """Count and log a dropped message; its sender receives no reply."""
         self.forged += 1
-        logger.log(
-            self._refusals.level(),
-            "a message was dropped: its signature is missing, wrong, expired or for another address. Workers and "
-            "callers need the same secret=, or none (%d dropped so far)",
-            self.forged,
-        )
+        lateness = self.signer.lateness
+        if abs(lateness) > MAX_AGE:
+            side = "ahead of" if lateness > 0 else "behind"
+            reason = (
+                f"it is old, or the clock of this process is {abs(lateness):.0f} s {side} the clock of its sender. The"
+                f" clocks of workers and callers may differ by {MAX_AGE / 60:g} minutes"
+            )
+        else:
+            reason = (
+                "its signature is missing, wrong, repeated or for another address. Workers and callers need the same"
+                " secret=, or none"
+            )
+        level = self._refusals.level()
+        logger.log(level, "a message was dropped: %s (%d dropped so far)", reason, self.forged)
 
 
 class _Verifying:
