@@ -201,7 +201,9 @@ _SHORT_AGE = 0.01
 
 _SUSPECT = 0.5
 """Before a message counts as older than this many seconds, or as sent later than now by as many, the clocks are
-compared again, unless that was done within this time."""
+compared again, unless that was done within this time, or within `_SHARE` times the time that it takes."""
+
+_SHARE = 10
 
 _COMPARE = 60.0
 """Seconds between two comparisons of the clocks."""
@@ -223,12 +225,14 @@ class BrokerClock:
         self._loop = asyncio.get_running_loop()
         self._ahead: float | None = None
         self._compared_at = float("-inf")
+        self._took = 0.0
 
     async def compare(self) -> None:
         """Compare the clocks."""
         before = self._loop.time()
         there = await self._read()
         now = self._compared_at = self._loop.time()
+        self._took = now - before
         if there is not None:
             self._ahead = there - (before + now) / 2
 
@@ -240,7 +244,7 @@ class BrokerClock:
         ages = self._ages(sent_at)
         passed = self._loop.time() - self._compared_at
         is_suspect = min(ages) < 0 or max(ages) > _SUSPECT
-        if passed > (_SUSPECT if is_suspect else _COMPARE):
+        if passed > (max(_SUSPECT, _SHARE * self._took) if is_suspect else _COMPARE):
             await self.compare()
             ages = self._ages(sent_at)
         return ages

@@ -56,7 +56,13 @@ _LAST_ID = "18446744073709551615-18446744073709551615"
 """The largest id of an entry. A read of the entries after it only checks the permission to read."""
 
 _MAILBOX_BATCH = 64
-"""Messages per read."""
+"""Messages in the first read. A read that was full is followed by a larger one, up to `_MAX_MAILBOX_BATCH`, because
+each read takes a round trip."""
+
+_MAX_MAILBOX_BATCH = 256
+
+_MAILBOX_BYTES = 1 << 20
+"""A read of more bytes is followed by one of `_MAILBOX_BATCH` messages."""
 
 _MAILBOX_BLOCK = 2000
 """Milliseconds that a read of a mailbox blocks, and after which a removed mailbox is created again."""
@@ -205,12 +211,15 @@ class MailboxReader(ReconnectingConnection):
                 await ask(connection, "XREAD", "COUNT", 1, "STREAMS", box, "$")
 
     async def _work(self, connection: Any) -> None:
-        renewed_at = self._loop.time()
+        renewed_at, count = self._loop.time(), _MAILBOX_BATCH
         while True:
-            command = ("XREAD", "COUNT", _MAILBOX_BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
+            command = ("XREAD", "COUNT", count, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
             answer = await ask(connection, *command, *self._positions, *self._positions.values())
-            for box, entries in answer or ():
-                self._deliver(box.decode(), entries)
+            size = sum([self._deliver(box.decode(), entries) for box, entries in answer or ()])
+            if not answer or size > _MAILBOX_BYTES:
+                count = _MAILBOX_BATCH
+            elif any(len(entries) == count for _, entries in answer):
+                count = min(2 * count, _MAX_MAILBOX_BATCH)
             now = self._loop.time()
             # A flushed or evicted mailbox receives no messages, so check that it exists after a period without
             # messages.
@@ -220,13 +229,17 @@ class MailboxReader(ReconnectingConnection):
             elif self._since_trim >= _TRIM_EVERY:
                 await self._trim()
 
-    def _deliver(self, box: str, entries: list[Any]) -> None:
+    def _deliver(self, box: str, entries: list[Any]) -> int:
+        """Deliver messages; return their size."""
+        size = 0
         for entry_id, fields in entries:
             self._positions[box] = entry_id
             if fields and fields[1]:
                 deliver(self._receiver, Delivery(fields[1]))
+                size += len(fields[1])
                 # Limit the memory of large messages.
                 self._since_trim += 1 + len(fields[1]) // 4096
+        return size
 
     async def _trim(self) -> None:
         self._since_trim = 0
@@ -325,16 +338,30 @@ memory."""
 
 
 class _EntryClaim:
-    """An entry that was read from a queue, but not removed yet."""
+    """An entry that was read from a queue, but not removed yet.
 
-    __slots__ = ("_entry_id", "_queue", "_reader", "is_fresh")
+    Args:
+        reader: The reader of the queue.
+        queue: The queue.
+        entry_id: The id of the entry.
+        is_fresh: Whether no other worker can have claimed it.
+        is_taken_over: Whether another worker has read it before, which it may have killed.
+    """
+
+    __slots__ = ("_entry_id", "_is_taken_over", "_queue", "_reader", "is_fresh")
 
     def __init__(
-        self, reader: "QueueReader", queue: bytes, entry_id: bytes, is_fresh: bool
+        self,
+        reader: "QueueReader",
+        queue: bytes,
+        entry_id: bytes,
+        is_fresh: bool,
+        is_taken_over: bool,
     ) -> None:
         self._reader = reader
         self._queue = queue
         self._entry_id = entry_id
+        self._is_taken_over = is_taken_over
         self.is_fresh = is_fresh
 
     def remove(self) -> None:
@@ -346,7 +373,7 @@ class _EntryClaim:
         delete, acknowledge = _removal(self._queue, self._entry_id)
         link, batch = self._reader.link, self._reader.batch
         try:
-            async with batch.claim(alone=alone or not self.is_fresh):
+            async with batch.claim(alone=alone or self._is_taken_over):
                 is_ours: bool = await link.request(*delete) == 1
                 await link.post(*acknowledge)
                 return is_ours
@@ -479,15 +506,18 @@ class QueueReader(ReconnectingConnection):
             entries = _entries(await ask(connection, *command))
             if not entries:
                 return
-            await self._deliver(connection, entries, float("-inf"))
+            await self._deliver(connection, entries, None)
 
-    async def _deliver(self, connection: Any, entries: "list[_Entry]", sent_at: float) -> None:
-        """Deliver entries that were read at `sent_at` or later."""
+    async def _deliver(
+        self, connection: Any, entries: "list[_Entry]", sent_at: float | None
+    ) -> None:
+        """Deliver entries that were read at `sent_at` or later, or taken over from another worker if it is None."""
         ages = await self._clock.ages([int(each[1].partition(b"-")[0]) / 1000 for each in entries])
         began = self._loop.time()
-        is_fresh = began - sent_at < _FRESH
+        is_taken_over = sent_at is None
+        is_fresh = sent_at is not None and began - sent_at < _FRESH
         for (queue, entry_id, fields), age in zip(entries, ages, strict=True):
-            claim = _EntryClaim(self, queue, entry_id, is_fresh)
+            claim = _EntryClaim(self, queue, entry_id, is_fresh, is_taken_over)
             if fields:
                 deliver(self._receiver, Delivery(fields[1], "", age, claim, self._senders[queue]))
             else:

@@ -1,0 +1,67 @@
+"""Calls over a network on which a round trip to the broker takes a large part of a second."""
+
+import asyncio
+from time import monotonic
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from tests.calls.worlds import BrokerWorld, redis_world
+from tests.servers import Broker, Proxy, proxy
+
+from operations.calls import PendingRequestMap
+from operations.registry import OperationRegistry
+
+
+@pytest.fixture
+def world(redis_server: Broker) -> BrokerWorld:
+    return redis_world(redis_server.url)
+
+
+async def timed(calls: PendingRequestMap, through: Proxy, count: int) -> float:
+    """Return how many seconds `count` concurrent calls take if each message takes 75 ms."""
+    through.delay = 0.075
+    began = monotonic()
+    with anyio.fail_after(100):
+        results = await asyncio.gather(
+            *(calls.call("math.add", {"a": n, "b": 1}, timeout=60) for n in range(count))
+        )
+    assert [each.data for each in results] == [n + 1 for n in range(count)]
+    return monotonic() - began
+
+
+async def test_a_worker_far_from_redis_starts_queries_in_batches(
+    world: BrokerWorld, redis_server: Broker, registry: OperationRegistry
+) -> None:
+    async with (
+        proxy(redis_server.port) as through,
+        world.serve(registry, url=f"redis://127.0.0.1:{through.port}"),
+        world.connect() as target,
+        PendingRequestMap(target) as calls,
+    ):
+        await calls.call("math.add", {"a": 1, "b": 1})
+
+        # With two round trips for each call, it would take 90 seconds.
+        assert await timed(calls, through, 300) < 30
+
+
+async def test_a_caller_far_from_redis_reads_replies_in_large_batches(
+    world: BrokerWorld, redis_server: Broker, registry: OperationRegistry
+) -> None:
+    async with (
+        proxy(redis_server.port) as through,
+        world.serve(registry),
+        world.connect(url=f"redis://127.0.0.1:{through.port}") as target,
+        PendingRequestMap(target) as calls,
+        Redis.from_url(redis_server.url) as admin,
+    ):
+
+        async def reads() -> int:
+            return int((await admin.info("commandstats"))["cmdstat_xread"]["calls"])
+
+        await calls.call("math.add", {"a": 1, "b": 1})
+        before = await reads()
+
+        assert await timed(calls, through, 2000) < 30
+        # In batches of 64, there would be more than 30.
+        assert await reads() - before < 20
