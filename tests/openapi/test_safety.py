@@ -186,6 +186,20 @@ async def test_a_cookie_argument_cannot_add_a_cookie(style: str, value: str, ech
     assert list(SimpleCookie(cookie)) == ["theme"]
 
 
+async def test_a_cookie_in_a_swagger_document_is_sent(echo: Echo) -> None:
+    echo.seen.clear()
+    parameters = [
+        {"in": "cookie", "name": "session", "type": "string"},
+        {"in": "cookie", "name": "ids", "type": "array", "items": {"type": "integer"}},
+    ]
+    operation = {"operationId": "call", "parameters": parameters, "responses": {}}
+    doc = {"swagger": "2.0", "info": {}, "paths": {"/x": {"get": operation}}}
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"session": "s1", "ids": [1, 2]})
+
+    assert echo.seen[0].header("cookie") == "session=s1; ids=1,2"
+
+
 @pytest.mark.parametrize("value", ["YWJj==", "a%2Cb/c:d", "{a}|<b>"])
 async def test_a_valid_value_of_a_cookie_is_not_escaped(value: str, echo: Echo) -> None:
     echo.seen.clear()

@@ -325,7 +325,8 @@ _NOT_SCHEMA = frozenset(
 class Swagger2Reader(OpenAPI3Reader):
     """Reads Swagger 2.0, as far as it differs."""
 
-    _places = ("path", "query", "header", "body", "formData")
+    # 2.0 has no cookies, but generators such as aiohttp-apispec write them.
+    _places = ("path", "query", "header", "cookie", "body", "formData")
 
     def _model(self, parameters: list[JSONObject], operation: JSONObject) -> Model:
         others = [each for each in parameters if each["in"] not in {"body", "formData"}]
@@ -391,7 +392,9 @@ def _schema(node: JSONObject) -> Any:
 def _swagger_parameter(node: JSONObject) -> Parameter:
     place = cast("Place", node["in"])
     style, explode = _SEPARATORS.get(text_of(node.get("collectionFormat")), ("form", False))
-    if place != "query":
+    if place == "cookie":
+        style, explode = "form", False
+    elif place != "query":
         explode = False
         style = "simple" if style == "form" else style
     return Parameter(
