@@ -353,6 +353,44 @@ async def test_a_file_is_recognised_in_every_form(schema: dict[str, Any], echo: 
     assert (part["content"], part["filename"]) == (b"\0\1", "file")
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_a_part_of_any_type_is_a_file_if_its_encoding_is_binary(
+    is_named: bool, echo: Echo
+) -> None:
+    properties: dict[str, Any] = {
+        "title": {},
+        "note": {},
+        "photo": {"description": "A photo."},
+        "all": {"type": "array", "items": {}},
+    }
+    form = {"type": "object", "properties": properties}
+    encoding = {
+        "photo": {"contentType": "image/png, image/jpeg"},
+        "all": {"contentType": "*/*"},
+        "note": {"contentType": "text/plain"},
+    }
+    schema = {"$ref": "#/components/schemas/Form"} if is_named else form
+    content = {"multipart/form-data": {"schema": schema, "encoding": encoding}}
+    doc = document("/thing", "post", requestBody={"content": content})
+    doc["components"] = {"schemas": {"Form": form}}
+    body = {
+        "title": "aGk=",
+        "note": "aGk=",
+        "photo": {"content": "aGk=", "filename": "a.png"},
+        "all": ["aGk=", {"text": "hi", "filename": "b"}],
+    }
+    sent = await parts(doc, echo, body=body)
+
+    found = [(part["name"], part["filename"], part["content"]) for part in sent]
+    assert found == [
+        ("title", None, b"aGk="),
+        ("note", None, b"aGk="),
+        ("photo", "a.png", b"hi"),
+        ("all", "all", b"hi"),
+        ("all", "b", b"hi"),
+    ]
+
+
 async def test_text_stays_text_where_a_file_is_possible(echo: Echo) -> None:
     doc = upload({"file": {"anyOf": [STRING, FILE]}}, {})
     (part,) = await parts(doc, echo, body={"file": "AAE="})

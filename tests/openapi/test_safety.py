@@ -188,12 +188,12 @@ async def test_a_cookie_argument_cannot_add_a_cookie(style: str, value: str, ech
 
 async def test_a_cookie_in_a_swagger_document_is_sent(echo: Echo) -> None:
     echo.seen.clear()
-    parameters = [
+    parameters: list[Any] = [
         {"in": "cookie", "name": "session", "type": "string"},
         {"in": "cookie", "name": "ids", "type": "array", "items": {"type": "integer"}},
     ]
-    operation = {"operationId": "call", "parameters": parameters, "responses": {}}
-    doc = {"swagger": "2.0", "info": {}, "paths": {"/x": {"get": operation}}}
+    operation: Any = {"operationId": "call", "parameters": parameters, "responses": {}}
+    doc: Any = {"swagger": "2.0", "info": {}, "paths": {"/x": {"get": operation}}}
     async with imported(doc, base_url=echo.url) as registry:
         await registry.execute("api.call", {"session": "s1", "ids": [1, 2]})
 

@@ -88,6 +88,12 @@ def is_text(media_type: str) -> bool:
 
 
 @lru_cache
+def is_binary(media_type: str) -> bool:
+    """Return whether its content is neither text nor JSON; a range of types is, an absent type is not."""
+    return "/" in media_type and not is_json(media_type) and not is_text(media_type)
+
+
+@lru_cache
 def is_xml(media_type: str) -> bool:
     """Return whether it is XML."""
     return essence(media_type).endswith(("/xml", "+xml"))

@@ -136,6 +136,7 @@ _STYLES: dict[str, frozenset[str]] = {
 _UNNAMED = ("body", "querystring")
 """The places of parameters whose names are not sent."""
 
+_ANNOTATIONS = {"title", "description", "example", "examples", "deprecated"}
 _DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
 
 
@@ -252,10 +253,14 @@ class OpenAPI3Reader:
             if content is None:
                 continue
             encoding = self._references.object_at(content.get("encoding"))
+            kind = media.intended(media_type)
+            schema = content.get("schema", True)
+            if encoding and media.is_multipart(kind):
+                schema = self._with_files(schema, encoding)
             result.append(
                 Media(
-                    media_type=media.intended(media_type),
-                    schema=content.get("schema", True),
+                    media_type=kind,
+                    schema=schema,
                     item_schema=content.get("itemSchema"),
                     encoding=encoding,
                     prefix_encoding=tuple(list_of(content.get("prefixEncoding"))),
@@ -268,6 +273,24 @@ class OpenAPI3Reader:
                 )
             )
         return tuple(result)
+
+    def _with_files(self, schema: Any, encoding: JSONObject) -> Any:
+        """Return the schema of a form, in which parts that only the encoding describes are files."""
+        form = self._references.object_at(schema)
+        parts = self._references.object_at(form.get("properties"))
+        files: JSONObject = {}
+        for name, node in parts.items():
+            kinds = text_of(self._references.object_at(encoding.get(name)).get("contentType"))
+            part = self._references.object_at(node)
+            if not any(map(media.is_binary, kinds.split(","))):
+                continue
+            if part.keys() <= _ANNOTATIONS:
+                files[name] = {**part, "format": "binary"}
+            elif part.get("type") == "array":
+                item = self._references.object_at(part.get("items"))
+                if item.keys() <= _ANNOTATIONS:
+                    files[name] = {**part, "items": {**item, "format": "binary"}}
+        return {**form, "properties": {**parts, **files}} if files else schema
 
     def _part_headers(self, encoding: JSONObject) -> Iterator[Parameter]:
         """Yield the headers of one part; skip invalid ones."""
