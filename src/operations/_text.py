@@ -5,6 +5,7 @@ Rule 2: no two ids have the same name. A name that contains `__` is an id with `
         contains a hash and no `__`.
 """
 
+import json
 import re
 from collections.abc import Container, Iterable
 from difflib import get_close_matches
@@ -83,6 +84,11 @@ def counted(number: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Return `text` on one line, with invisible characters escaped."""
     return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
+
+
+def visible_json(text: str) -> str:
+    """Return JSON text with invisible characters escaped; it has the same value."""
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def in_seconds(seconds: float) -> str:

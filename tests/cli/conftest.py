@@ -118,7 +118,7 @@ async def ask(context: OperationContext) -> object:
 @operation("work.rude", type="query")
 async def rude() -> str:
     """Say \\x1b[31mred\\u202e."""
-    return "\\x1b[2Jgone"
+    return "\\x1b[2Jgone\\u202e\\x9b"
 '''
 
 CONFIG = """

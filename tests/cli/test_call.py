@@ -1,5 +1,6 @@
 """`operations call`, as scripts use it."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -352,6 +353,24 @@ def test_third_party_text_cannot_control_a_terminal(run: Run) -> None:
     shown = run("show", "work.rude").out
     assert "\x1b" not in shown
     assert "\\x1b[31mred\\u202e" in shown
+
+
+@pytest.mark.requirement("R47")
+def test_third_party_text_cannot_imitate_lines_of_a_command(run: Run, folder: Path) -> None:
+    name = "a\nno problems found"
+    parameter = {"name": name, "in": "query", "schema": {"enum": [name, "b"]}}
+    operation = {"operationId": "call", "tags": [name], "parameters": [parameter], "responses": {}}
+    info = {"title": name, "version": name}
+    document = {"openapi": "3.1.0", "info": info, "paths": {"/x": {"get": operation}}}
+    path = folder / "fake.json"
+    path.write_text(json.dumps(document))
+    (folder / "operations.toml").write_text('[openapi.fake]\ndocument = "fake.json"\n')
+
+    for arguments in (["import", str(path)], ["doctor", str(path)], ["show", "fake.call"]):
+        printed = run(*arguments)
+        assert printed.code == 0, printed.err
+        assert "a\\nno problems found" in printed.out
+        assert not any(line.strip().startswith("no problems") for line in printed.out.splitlines())
 
 
 @pytest.fixture

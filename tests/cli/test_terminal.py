@@ -211,3 +211,13 @@ def test_serve_prints_its_address_and_ends_on_ctrl_c(
 
     child.send(INTERRUPT)
     assert end(child) == 0
+
+
+@pytest.mark.requirement("R47")
+def test_json_on_a_terminal_contains_no_invisible_characters(start: Start) -> None:
+    child = start("call", "work.rude", "--json")
+    see(child, r'gone\u202e\u009b"')
+    assert end(child) == 0
+    child = start("call", "work.add", r'{"\u009b": 1}', "--json")
+    see(child, r"/\u009b")
+    assert end(child) == 6

@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import App, Parameter
 from msgspec import to_builtins
 
-from operations._text import counted, suggestion
+from operations._text import counted, printable, suggestion
 from operations.access import Identity, pattern_test
 from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
@@ -303,7 +303,7 @@ def _show(found: list[Approval], screen: Screen) -> None:
         who = "the operator" if each.is_operator else each.caller or "an unknown caller"
         through = f", through {' and '.join(each.acting)}" if each.acting else ""
         screen.write(plain(f"{each.id}  {each.operation}  {encoded(each.input)}"))
-        screen.note(f"  asked by {who}{through}; until {_time(each.until)}")
+        screen.note(f"  asked by {printable(who + through)}; until {_time(each.until)}")
     if not found:
         screen.note("no calls wait for approval")
 

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from operations._json import is_object
 from operations._pipeline.streams import Subscription
 from operations._signals import receives_signals
-from operations._text import counted
+from operations._text import counted, printable
 from operations.channel import CallerChannel
 from operations.cli.inputs import put_file, read_input, typed
 from operations.cli.lookup import caller
@@ -43,7 +43,6 @@ from operations.cli.options import (
     local_time,
     open_front,
     open_session,
-    plain,
     styled,
 )
 from operations.context import OperationContext
@@ -307,7 +306,7 @@ def terminal_channel(
         transient=True,
         disable=not screen.err.is_terminal or screen.json,
     )
-    bar = progress.add_task(plain(title), total=None, visible=False)
+    bar = progress.add_task(printable(title), total=None, visible=False)
     next_line = 0.0
 
     async def show(done: float, total: float | None, message: str | None) -> None:
@@ -316,11 +315,11 @@ def terminal_channel(
             if not screen.json and monotonic() >= next_line:
                 next_line = monotonic() + _LINE_SECONDS
                 share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
-                screen.note(f"{message or title}: {share}")
+                screen.note(f"{printable(message or title)}: {share}")
             return
         progress.start()
         progress.update(
-            bar, completed=done, total=total, description=plain(message or title), visible=True
+            bar, completed=done, total=total, description=printable(message or title), visible=True
         )
         # Refresh at once, because a handler that computes after its report blocks the automatic refresh.
         progress.refresh()
@@ -328,7 +327,7 @@ def terminal_channel(
     async def log(level: str, data: object, name: str | None) -> None:
         text = data if isinstance(data, str) else encoded(data)
         prefix = level if name is None else f"{level}: {name}"
-        screen.note(f"{prefix}: {text}", "yellow" if level in _LOUD else "dim")
+        screen.note(f"{printable(prefix)}: {text}", "yellow" if level in _LOUD else "dim")
 
     async def elicit(message: str, schema: JSONObject) -> JSONObject:
         progress.stop()

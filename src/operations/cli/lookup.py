@@ -22,6 +22,7 @@ from operations.cli.options import (
     encoded,
     first_line,
     open_session,
+    plain,
     styled,
 )
 from operations.context import OperationContext
@@ -171,7 +172,7 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
     screen.line((spec.id, "bold"), kind, (f"  {spec.version}", "dim"))
     for text in dict.fromkeys((spec.title, spec.description)):
         if text:
-            screen.show(Padding(styled((text.strip(), "")), (0, 0, 0, 2), expand=False))
+            screen.show(Padding(plain(text.strip()), (0, 0, 0, 2), expand=False))
     facts = {
         "from": _origin(spec, source),
         "tags": ", ".join(spec.tags),
@@ -191,9 +192,8 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
             description = f"  {first_line(error.description)}"
             errors.add(styled((error.code, "red"), (status, "dim"), (description, "")))
         screen.show(errors)
-    screen.line(
-        (f"\n  operations call{hints} {spec.id}{_arguments(spec)}", "cyan"), overflow="keep"
-    )
+    screen.write("")
+    screen.line((f"  operations call{hints} {spec.id}{_arguments(spec)}", "cyan"), overflow="keep")
 
 
 def _arguments(spec: OperationSpec) -> str:

@@ -43,7 +43,7 @@ from rich.style import Style
 from rich.text import Text
 
 from operations._json import list_of, object_of, to_json
-from operations._text import counted
+from operations._text import counted, printable, visible_json
 from operations.config import (
     FILE_NAME,
     ConfigError,
@@ -67,7 +67,6 @@ T = TypeVar("T")
 
 _TOLD = frozenset({ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT})
 """Errors whose message contains their details."""
-
 
 STYLES = {"query": "green", "mutation": "yellow", "subscription": "magenta"}
 """The colour of each type of operation."""
@@ -99,12 +98,12 @@ def plain(text: str) -> str:
 
 def first_line(text: str) -> str:
     """Return the first line, escaped for a terminal."""
-    return plain(text.strip().partition("\n")[0].strip())
+    return printable(text.strip().partition("\n")[0].strip())
 
 
 def styled(*parts: tuple[str, str]) -> Text:
-    """Return the parts of a line, each with its style and escaped for a terminal."""
-    return Text.assemble(*((plain(text), style) for text, style in parts))
+    """Return the parts of one line, each with its style and escaped for a terminal."""
+    return Text.assemble(*((printable(text), style) for text, style in parts))
 
 
 def local_time(milliseconds: float) -> datetime:
@@ -180,9 +179,9 @@ class Screen:
 
     def _print(self, text: str) -> None:
         if self.is_terminal:
-            self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)
+            self.out.print(JSONHighlighter()(visible_json(text)), soft_wrap=True)
         else:
-            self.write(text)
+            self.write(visible_json(text) if self.out.is_terminal else text)
 
     def write(self, text: str) -> None:
         """Print a line of text unchanged."""
@@ -220,7 +219,7 @@ class Screen:
             rows: The cells.
             styles: The styles of cells, by column and content.
         """
-        clean = [[plain(cell).replace("\t", " ") for cell in row] for row in rows]
+        clean = [[printable(cell.replace("\t", " ")) for cell in row] for row in rows]
         if not self.is_terminal:
             for row in clean:
                 self.write("\t".join(row))
@@ -259,7 +258,7 @@ class Screen:
         elif self.json:
             self._complain({"note": {"message": text.strip()}})
         else:
-            self.err.print(styled((text, style)), soft_wrap=True)
+            self.err.print(Text(plain(text), style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error; the command continues."""
@@ -295,7 +294,7 @@ class Screen:
         text = (
             str(error) if str(error).startswith(error.code) else with_code(error.code, str(error))
         ).removeprefix(error.code)
-        self.err.print(styled((error.code, "bold red"), (text, "red")), soft_wrap=True)
+        self.err.print(styled((error.code, "bold red")).append(plain(text), "red"), soft_wrap=True)
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
             faults = list(map(object_of, list_of(object_of(details).get("errors"))))
@@ -311,7 +310,8 @@ class Screen:
         self.err.print_exception(width=None)
 
     def _complain(self, value: JSONObject) -> None:
-        sys.stderr.write(encoded(value) + "\n")
+        text = encoded(value)
+        sys.stderr.write((visible_json(text) if self.err.is_terminal else text) + "\n")
 
 
 class ExitCode(IntEnum):

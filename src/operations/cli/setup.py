@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from operations._json import object_of
 from operations._mcp_config import decode_commented
@@ -29,6 +30,7 @@ from operations.cli.options import (
     command,
     encoded,
     first_line,
+    plain,
 )
 from operations.config import (
     FILE_NAME,
@@ -210,14 +212,16 @@ def _show(
         description = first_line(spec.title or spec.description)
         screen.line((f"  {spec.id}", ""), (f"  {description}", "dim"), overflow="cut")
     for warning in source.warnings:
-        screen.line((f"\n{warning.where} {warning.reason}", "yellow"))
+        screen.write("")
+        screen.line((f"{warning.where} {warning.reason}", "yellow"))
     if source.skipped:
-        screen.line((f"\n{counted(len(source.skipped), 'part')} cannot be used:", "yellow"))
+        screen.write("")
+        screen.line((f"{counted(len(source.skipped), 'part')} cannot be used:", "yellow"))
     for part in screen.some(source.skipped, verbose=verbose):
         screen.line((f"  {part.where}: {part.reason}", "yellow"))
     if snippet:
-        screen.line(("\nfor operations.toml:\n", "dim"))
-        screen.line((snippet, "cyan"), overflow="keep")
+        screen.show(Text("\nfor operations.toml:\n", "dim"))
+        screen.show(Text(plain(snippet), "cyan"), overflow="keep")
 
 
 # ------------------------------------------------------------ init, completion, login
