@@ -20,7 +20,7 @@ from operations.envelopes import AudioContent, ResourceLink, TextContent
 from operations.front import Front
 from operations.front.limits import PATIENCE, Limits
 from operations.mcp import release_stream, to_mcp
-from operations.mcp.serving import exchange, sessions
+from operations.mcp.serving import sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
 from operations.types import JSONObject
 
@@ -226,13 +226,10 @@ async def test_a_client_that_prefers_streams_gets_a_stream_from_the_beginning() 
     assert [event["data"] and event["data"]["id"] for event in sent] == ["", 1]
 
 
-async def test_a_call_that_is_silent_for_long_keeps_its_connection_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
+async def test_a_call_that_is_silent_for_long_keeps_its_connection_open() -> None:
     jobs = Jobs()
     async with (
-        connected(to_mcp(jobs.registry).asgi_app()) as peer,
+        connected(to_mcp(jobs.registry, heartbeat=0.02).asgi_app()) as peer,
         peer.streamed("job__wait") as stream,
     ):
         start = await anext(stream)
@@ -624,14 +621,11 @@ async def test_kept_events_are_bounded_by_number_and_bytes(monkeypatch: pytest.M
         assert log.find(unknown) is None
 
 
-async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sessions, "PING_SECONDS", 0.01)
+async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes_over() -> None:
     log = EventLog()
-    first = log.follow(STANDALONE, 0)
+    first = log.follow(STANDALONE, 0, 0.01)
     assert await anext(first) == sessions.PING
-    second = log.follow(STANDALONE, 0)
+    second = log.follow(STANDALONE, 0, 0.01)
     assert await anext(second) == sessions.PING
     assert [part async for part in first] == []
     assert log.is_read(STANDALONE)
@@ -639,10 +633,7 @@ async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes
     assert not log.is_read(STANDALONE)
 
 
-async def test_a_silent_stream_sends_comments_while_other_streams_are_busy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sessions, "PING_SECONDS", 0.2)
+async def test_a_silent_stream_sends_comments_while_other_streams_are_busy() -> None:
     log = EventLog()
     busy = log.open_stream()
 
@@ -653,7 +644,7 @@ async def test_a_silent_stream_sends_comments_while_other_streams_are_busy(
 
     reporting = asyncio.create_task(report())
     with anyio.fail_after(10):
-        async for part in log.follow(STANDALONE, 0):
+        async for part in log.follow(STANDALONE, 0, 0.2):
             assert part == sessions.PING
             break
     reporting.cancel()

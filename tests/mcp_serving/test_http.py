@@ -26,7 +26,6 @@ from tests.mcp_serving.support import (
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
 from operations.mcp import release_stream, to_mcp
-from operations.mcp.serving import exchange
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -396,10 +395,8 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
 
 @pytest.mark.parametrize("timeout", [60, 0.5], ids=["result", "timeout"])
 async def test_a_call_that_takes_long_keeps_its_connection_open(
-    monkeypatch: pytest.MonkeyPatch, timeout: float
+    timeout: float,
 ) -> None:
-    """As with the SDK, which sends the first comment after 15 seconds."""
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
     registry, release = OperationRegistry(), asyncio.Event()
 
     @registry.operation("job.wait", timeout=timeout)
@@ -412,7 +409,7 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
     request = post("tools/call", {"name": "job__wait"})
     with anyio.fail_after(20):
         async with (
-            http(to_mcp(registry).asgi_app()) as client,
+            http(to_mcp(registry, heartbeat=0.02).asgi_app()) as client,
             client.stream("POST", "/mcp", **request) as response,
         ):
             lines = response.aiter_lines()
@@ -486,10 +483,7 @@ def asgi(method: str, params: JSONObject, version: str, **headers: str) -> tuple
 
 
 @pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
-async def test_the_end_of_a_stream_waits_for_its_head(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
+async def test_the_end_of_a_stream_waits_for_its_head(version: str) -> None:
     registry = OperationRegistry()
     sending, over, sent = asyncio.Event(), asyncio.Event(), list[Any]()
 
@@ -505,7 +499,7 @@ async def test_the_end_of_a_stream_waits_for_its_head(
             await over.wait()
         sent.append(message)
 
-    app = to_mcp(registry, stateless=True).asgi_app()
+    app = to_mcp(registry, stateless=True, heartbeat=0.02).asgi_app()
     async with app.running():
         with anyio.fail_after(20):
             await app(*asgi("tools/call", {"name": "job__wait"}, version), send)
@@ -516,10 +510,7 @@ async def test_the_end_of_a_stream_waits_for_its_head(
 
 
 @pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
-async def test_a_call_that_was_answered_late_does_not_become_a_stream(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0.5)
+async def test_a_call_that_was_answered_late_does_not_become_a_stream(version: str) -> None:
     registry = OperationRegistry()
     over, sent = asyncio.Event(), list[Any]()
 
@@ -533,7 +524,7 @@ async def test_a_call_that_was_answered_late_does_not_become_a_stream(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app = to_mcp(registry, stateless=True, timeout=0.1).asgi_app()
+    app = to_mcp(registry, stateless=True, timeout=0.1, heartbeat=0.5).asgi_app()
     async with app.running():
         with anyio.fail_after(20):
             await app(*asgi("tools/call", {"name": "job__stubborn"}, version), send)

@@ -298,9 +298,8 @@ async def test_a_slow_client_slows_the_handler() -> None:
     assert given < 200
 
 
-async def test_idle_streams_send_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = serving(Watched())
-    app.state.pipeline.front.heartbeat = 0.02
+async def test_idle_streams_send_comments() -> None:
+    app = serving(Watched(), heartbeat=0.02)
 
     with anyio.fail_after(20):
         async with streaming(app) as response:

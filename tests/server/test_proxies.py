@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import anyio
@@ -86,7 +87,9 @@ def proxy(kind: str, recipe: str, folder: Path, port: int, more: str = "") -> It
 
 
 @asynccontextmanager
-async def behind(kind: str, folder: Path, more: str = "") -> AsyncGenerator[World]:
+async def behind(
+    kind: str, folder: Path, more: str = "", *, idle: str = "60s", **options: Any
+) -> AsyncGenerator[World]:
     """A server behind a proxy with the settings of its recipe."""
     make_certificate(folder)
     both = (folder / "server.pem").read_text() + (folder / "key.pem").read_text()
@@ -99,9 +102,8 @@ async def behind(kind: str, folder: Path, more: str = "") -> AsyncGenerator[Worl
         world.addresses.append(connection.client.host if connection.client else "")
         return Identity("ann") if "x-api-key" in connection.headers else None
 
-    app = create_app(
-        build_registry(world), mcp=True, websocket=True, identity=resolve, root_path="/hub"
-    )
+    options |= {"mcp": True, "websocket": True, "identity": resolve, "root_path": "/hub"}
+    app = create_app(build_registry(world), **options)
     async with running(app, trusted_proxies=["127.0.0.1"], keep_alive=75) as url:
         name = "nginx.conf" if kind == "nginx" else "haproxy.cfg"
         recipe = (RECIPES / name).read_text("utf-8")
@@ -111,6 +113,7 @@ async def behind(kind: str, folder: Path, more: str = "") -> AsyncGenerator[Worl
             ("/etc/ssl/hub.key", str(folder / "key.pem")),
             ("/etc/ssl/hub.pem", str(folder / "both.pem")),
             ("127.0.0.1:8000", url.removeprefix("http://")),
+            (" 60s", f" {idle}"),
         ):
             recipe = recipe.replace(old, new)
         with proxy(kind, recipe, folder, port, more):
@@ -211,6 +214,30 @@ async def test_events_arrive_when_they_are_sent(
                 assert (await anext(events)).json == 1
             world.go_on.set()
             assert [(e.event, e.json) async for e in events] == [("message", 2), ("complete", {})]
+
+
+@on_each
+async def test_a_short_heartbeat_keeps_quiet_streams_and_sockets_open(
+    kind: str, tmp_path: Path
+) -> None:
+    request = {"requestId": "r1", "operationId": "test.size", "input": {"text": "abc"}}
+    with anyio.fail_after(60):
+        async with (
+            behind(kind, tmp_path, idle="2s", heartbeat=0.5) as world,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=world.trusting)) as session,
+            session.ws_connect(f"{world.url}/ws") as socket,
+            session.post(f"{world.url}/test/watch") as response,
+        ):
+            events = events_of(response)
+            assert (await anext(events)).json == 1
+            # Reading also responds to pings.
+            reply = asyncio.create_task(socket.receive_json())
+            # Longer than the proxy waits for data.
+            await asyncio.sleep(4)
+            world.go_on.set()
+            assert [(e.event, e.json) async for e in events] == [("message", 2), ("complete", {})]
+            await socket.send_json({"type": "call.requested", "id": "", "payload": request})
+            assert (await reply)["payload"]["output"]["data"] == 3
 
 
 @on_each

@@ -88,6 +88,7 @@ class Front:
         registry: The operations that are served.
         limits: Limits on sizes, times and rates.
         timeout: The default time limit of a call, in seconds.
+        heartbeat: Seconds without data after which a stream sends a comment, so that proxies keep the connection open.
         expose_errors: Show callers the text of unexpected exceptions.
         scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
         anonymous: Whether requests without a credential are served.
@@ -101,6 +102,7 @@ class Front:
         limits: Limits | None = None,
         *,
         timeout: float = 30,
+        heartbeat: float = 15,
         expose_errors: bool = False,
         scopes_supported: Collection[str] = (),
         anonymous: bool = True,
@@ -112,8 +114,7 @@ class Front:
         self.gateway = Gateway(registry, admit=self.find)
         self.max_timeout = MAX_SECONDS
         """The longest time limit that a request may set, in seconds."""
-        self.heartbeat = 15.0
-        """Seconds without an item after which a stream sends a comment, so that proxies keep the connection open."""
+        self.heartbeat = heartbeat
         self.expose_errors = expose_errors
         self.scopes_supported = frozenset(scopes_supported)
         self.challenge = Challenge(

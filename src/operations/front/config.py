@@ -127,6 +127,9 @@ class MCPServerSettings:
     timeout: Seconds = field(default=30, metadata=_OF_SERVER)
     """Seconds a call may take."""
 
+    heartbeat: Seconds = field(default=15, metadata=_OF_SERVER)
+    """Seconds after which a quiet response over HTTP sends a comment."""
+
     max_items: Count = 1_000
     """The largest number of items of a subscription in the result; the call ends when it is reached."""
 
@@ -165,8 +168,8 @@ class MCPServerSettings:
                 raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}")
         enforce_lists(scopes_supported=self.scopes_supported)
         numbers = (
-            "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "max_items", "max_items_bytes",
-            "session_idle_timeout",
+            "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "heartbeat", "max_items",
+            "max_items_bytes", "session_idle_timeout",
         )  # fmt: skip
         for name in numbers:
             if getattr(self, name) <= 0:
@@ -215,6 +218,10 @@ class ServerConfig:
 
     timeout: Seconds = 30
     """Seconds a call may take."""
+
+    heartbeat: Seconds = 15
+    """Seconds after which a quiet stream sends a comment, and a WebSocket a ping. Set less than the time after which
+    proxies close a connection without data."""
 
     expose_errors: bool = False
     """Show callers the text of unexpected exceptions. For development."""

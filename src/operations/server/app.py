@@ -108,6 +108,7 @@ def _pipeline(
         registry,
         config.limits,
         timeout=config.timeout,
+        heartbeat=config.heartbeat,
         expose_errors=config.expose_errors,
         scopes_supported=config.scopes_supported,
         anonymous=config.serves_anonymous,

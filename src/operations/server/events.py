@@ -119,7 +119,7 @@ class _Response:
         self._resuming = resuming
         self._started = False
         self._silent = True
-        """Whether no item was sent since the last heartbeat."""
+        """Whether nothing was sent since the last check."""
         self._ended: CallError | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -137,10 +137,12 @@ class _Response:
             if await _both_run(pump, gone, _START_SECONDS):
                 async with self._turn:
                     await self._start()
-            while await _both_run(pump, gone, self._front.heartbeat):
+            # Checked twice as often, because an item may have been sent just after the last check.
+            while await _both_run(pump, gone, self._front.heartbeat / 2):
                 if self._silent:
                     await self._write(_ALIVE)
-                self._silent = True
+                else:
+                    self._silent = True
             if pump.cancelled() and self._ended is None:
                 self._ended = cancelled_elsewhere(self._spec.id)
         finally:

@@ -192,6 +192,7 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
     host, proxies = config.host, ",".join(config.trusted_proxies)
     pipeline: RequestPipeline | None = _state_of(app, "pipeline")
     limits = Limits() if pipeline is None else pipeline.front.limits
+    heartbeat = 15.0 if pipeline is None else pipeline.front.heartbeat
     if not is_loopback(host) and (pipeline is None or pipeline.resolve is None):
         if not config.public:
             raise InsecureBindError(
@@ -210,6 +211,7 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         # Compression is off, because a small compressed message can become very large.
         ws_per_message_deflate=False,
         ws_max_size=limits.body_bytes,
+        ws_ping_interval=heartbeat,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -30,7 +30,7 @@ from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.serving.caller import LimitedCall
-from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, notification
+from operations.mcp.serving.sessions import PING, Session, event, notification
 from operations.types import JSONObject
 
 SESSION_HEADER: Final = b"mcp-session-id"
@@ -255,7 +255,7 @@ class Exchange:
     def _ping_later(self) -> None:
         if self.streams:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(PING_SECONDS, self._start_ping)
+            self._timer = loop.call_later(self.state.front.heartbeat, self._start_ping)
 
     def _start_ping(self) -> None:
         # This task is not cancelled: the end of the stream must follow a complete head.

@@ -213,7 +213,7 @@ class HandshakeTransport:
             if place is not None:
                 # Some servers send the headers only with the first part of the body.
                 await state.send_part(b": open\n\n")
-                async with aclosing(log.follow(place[1], place[0])) as parts:
+                async with aclosing(log.follow(place[1], place[0], state.front.heartbeat)) as parts:
                     async for part in parts:
                         await state.send_part(part)
         state.timeout.pause()

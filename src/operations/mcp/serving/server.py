@@ -73,6 +73,7 @@ class RegistryServer(Server[None]):
             registry,
             settings.limits,
             timeout=settings.timeout,
+            heartbeat=settings.heartbeat,
             expose_errors=settings.expose_errors,
             scopes_supported=settings.scopes_supported,
         )

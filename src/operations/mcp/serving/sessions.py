@@ -36,8 +36,7 @@ MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
 """The largest size of the stored events of one session in bytes; the last event is stored even if it is larger."""
 
 PING: Final = b": ping\n\n"
-PING_SECONDS: Final = 15
-"""Seconds without an event after which a stream sends a comment, because proxies close idle connections."""
+"""A comment of a stream without events, because proxies close idle connections."""
 
 STANDALONE: Final = 0
 """The stream that does not belong to a request; a client reads it with GET."""
@@ -136,11 +135,14 @@ class EventLog:
         """Return whether a stream has a reader."""
         return stream in self._readers
 
-    async def follow(self, stream: int, after: int) -> AsyncGenerator[bytes]:
-        """Yield the events of a stream after an event, until the stream ends or another reader replaces this one."""
+    async def follow(self, stream: int, after: int, heartbeat: float) -> AsyncGenerator[bytes]:
+        """Yield the events of a stream after an event, until the stream ends or another reader replaces this one.
+
+        A comment follows after `heartbeat` seconds without an event.
+        """
         reader = self._readers[stream] = object()
         self._wake()
-        ping_at = monotonic() + PING_SECONDS
+        ping_at = monotonic() + heartbeat
         try:
             while self._readers.get(stream) is reader:
                 changed = self._changed
@@ -148,7 +150,7 @@ class EventLog:
                     if number > after and of == stream:
                         after = number
                         yield frame
-                        ping_at = monotonic() + PING_SECONDS
+                        ping_at = monotonic() + heartbeat
                 if stream not in self._open:
                     return
                 try:
@@ -157,7 +159,7 @@ class EventLog:
                         await changed.wait()
                 except TimeoutError:
                     yield PING
-                    ping_at = monotonic() + PING_SECONDS
+                    ping_at = monotonic() + heartbeat
         finally:
             if self._readers.get(stream) is reader:
                 del self._readers[stream]
