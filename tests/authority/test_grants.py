@@ -450,6 +450,13 @@ async def test_the_input_must_satisfy_every_schema() -> None:
         ({"allOf": [{"properties": {"project": {"const": "test"}}}]}, False),
         ({"properties": {"project": {"enum": ["test", "live"]}}}, True),
         ({"properties": {"title": {}}, "additionalProperties": False}, True),
+        ({"properties": {"title": {}}, "additionalProperties": {"const": "test"}}, False),
+        ({"properties": {"title": {}}, "additionalProperties": {"const": "live"}}, True),
+        ({"patternProperties": {"^pro": {"const": "test"}}}, False),
+        ({"patternProperties": {"^pro": {"const": "live"}, "^x": {"const": "test"}}}, True),
+        ({"patternProperties": {"^pro": {}}, "additionalProperties": {"const": "tea"}}, True),
+        ({"patternProperties": {"^pro": False}}, True),
+        ({"properties": {"title": {}}, "unevaluatedProperties": {"const": "test"}}, False),
         ({"not": {"required": ["project"]}}, True),
         (True, True),
     ],
@@ -490,6 +497,13 @@ AMOUNT = {"properties": {"amount": {"maximum": 100}}}
         ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}, {}]}, False),
         ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}]}, True),
         ({"further": {"allOf": [{"items": AMOUNT}]}}, {"further": [{}]}, False),
+        ({"order": {"additionalProperties": {"maximum": 100}}}, {"order": {}}, False),
+        ({"order": {"patternProperties": {"^a": {"maximum": 100}}}}, {"order": {}}, False),
+        (
+            {"order": {"patternProperties": {"^a": {"maximum": 100}}}},
+            {"order": {"amount": 1}},
+            True,
+        ),
         ({"last": AMOUNT}, {"last": {}}, False),
         ({"last": AMOUNT}, {"last": None}, True),
         ({"last": AMOUNT}, {"order": {}}, True),
@@ -510,6 +524,20 @@ async def test_an_omitted_property_of_an_object_is_restricted_by_its_default(
     context = await context_of(input={"shop.*": whole})
     found = await outcome(registry, context, "shop.buy", **value)
     assert found == ("bought" if is_accepted else DENIED)
+
+
+@pytest.mark.parametrize("key", ["additionalProperties", "patternProperties"])
+async def test_a_default_inside_any_object_is_restricted(key: str) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("shop.buy")
+    async def buy(order: Order, name: str = "") -> str:
+        return "bought"
+
+    schema: Any = {key: AMOUNT if key == "additionalProperties" else {"": AMOUNT}}
+    context = await context_of(input={"shop.*": schema})
+    assert await outcome(registry, context, "shop.buy", order={}) == DENIED
+    assert await outcome(registry, context, "shop.buy", order={"amount": 100}) == "bought"
 
 
 async def test_nested_calls_are_checked_against_the_grant_unless_declared() -> None:

@@ -23,6 +23,7 @@ from operations.schema.casting.changes import Change, Changes, Uniform, is_uncha
 from operations.schema.casting.stripping import REFUSALS, StrippingPass, pack
 from operations.schema.casting.thorough import CreatingPass, NeedsRepair, Pass
 from operations.schema.checking import Checker
+from operations.schema.compiling import text_test
 from operations.schema.explain import explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
@@ -258,25 +259,49 @@ def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:
         value = [with_defaults(item, whole, schema.get("items"), root) for item, whole in items]
     if is_object(value):
         value = {**value}
-        for name in object_of(schema.get("properties")).keys() & filled.keys():
-            inner, whole = schema["properties"][name], filled[name]
-            is_given = name in value
-            value[name] = with_defaults(value[name], whole, inner, root) if is_given else whole
+        for name, whole in filled.items():
+            for inner in _of_property(name, schema):
+                is_given = name in value
+                value[name] = with_defaults(value[name], whole, inner, root) if is_given else whole
     for part in _parts(schema, root):
         value = with_defaults(value, filled, part, root)
     return value
 
 
 def omits(value: Any, schema: Any, root: Any) -> bool:
-    """Return whether `value` omits a property that `schema`, a part of `root`, restricts."""
+    """Return whether `value` omits, or may omit, a property that `schema`, a part of `root`, restricts."""
     schema = object_of(schema)
     if is_list(value) and any(omits(item, schema.get("items"), root) for item in value):
+        return True
+    if is_object(value) and any(map(is_object, _sweeping(schema))):
         return True
     given = object_of(value)
     restricted = object_of(schema.get("properties")).items() if is_object(value) else ()
     return any(
         name not in given or omits(given[name], inner, root) for name, inner in restricted
     ) or any(omits(value, part, root) for part in _parts(schema, root))
+
+
+def _sweeping(schema: JSONObject) -> list[Any]:
+    """Return the schemas of the properties that `schema` does not name."""
+    patterns = object_of(schema.get("patternProperties")).values()
+    return [*patterns, *(schema[key] for key in _FURTHER if key in schema)]
+
+
+def _of_property(name: str, schema: JSONObject) -> list[Any]:
+    """Return the schemas for a property.
+
+    Without those that forbid all properties except the named ones: they apply to what is sent, not to defaults.
+    """
+    named, patterns = (object_of(schema.get(key)) for key in ("properties", "patternProperties"))
+    found = [inner for pattern, inner in patterns.items() if text_test(pattern)(name)]
+    if name not in named and not found:
+        found = [schema[key] for key in _FURTHER if key in schema]
+    own = [named[name]] if name in named else []
+    return own + [inner for inner in found if is_object(inner)]
+
+
+_FURTHER = ("additionalProperties", "unevaluatedProperties")
 
 
 def _parts(schema: JSONObject, root: Any) -> list[Any]:
