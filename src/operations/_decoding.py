@@ -152,7 +152,7 @@ def _enforce_both(raw: bytes, max_values: int, max_depth: int) -> None:
         openings = text.count(b"[") + text.count(b"{")
         count += text.count(b",") + openings - text.count(b"[]") - text.count(b"{}")
         if count > max_values:
-            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
+            raise JSONLimitError(f"contains more than {max_values:,} values", "values")
         if depth + openings > max_depth:
             steps = text.translate(_BRACKETS, _NOT_BRACKETS)
             if max(accumulate(memoryview(steps).cast("b"), initial=depth)) > max_depth:

@@ -350,8 +350,8 @@ def _entry_fields(entry: Mapping[str, Any], variables: Mapping[str, str]) -> dic
             value = _ENTRY_TRANSPORTS[value]
         try:
             given = msgspec.convert(value, _ENTRY_TYPES[name])
-        except msgspec.ValidationError:
-            raise ValueError(f"{key!r} has the wrong type") from None
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{key!r}: {error}") from None
         if name == "allow" and name in fields:
             raise ValueError(f"{key!r} has the same meaning as 'allow': use one of them")
         fields[name] = _merged(fields.get(name), given)

@@ -207,7 +207,7 @@ class Registrations(PipelineHost):
         ready = {key: self._adapted(each) for key, each in given.items()}
         last = {each.spec.id: key for key, each in ready.items()}
         for twice in (each.spec.id for key, each in ready.items() if last[each.spec.id] != key):
-            raise RegistrationError(f"two operations would be called {twice}")
+            raise RegistrationError(f"two operations would have the id {twice}: rename one of them")
         changed = [key for key, each in ready.items() if each is not self._operations[key]]
         candidates = [given[key].spec if key in self._elsewhere else given[key] for key in changed]
         for key in changed:

@@ -148,7 +148,7 @@ def safe_name(name: str) -> str:
     if not name or len(name) > _LONGEST_NAME:
         raise ValueError(f"its name has {len(name)} characters")
     if not name.isprintable():
-        raise ValueError("its name holds characters that cannot be seen")
+        raise ValueError("its name contains invisible characters")
     return _UNSAFE.sub("_", name)
 
 

@@ -189,10 +189,14 @@ def _read_operation(
 def _type_of(kind: str, asked: str | None) -> OperationType:
     if kind == "stream":
         if asked not in {None, OperationType.SUBSCRIPTION}:
-            raise RegistrationError("an async generator is a subscription")
+            raise RegistrationError(
+                f"an async generator is a subscription, not a {asked}: omit type"
+            )
         return OperationType.SUBSCRIPTION
     if asked == OperationType.SUBSCRIPTION:
-        raise RegistrationError("a subscription is an async generator")
+        raise RegistrationError(
+            "a subscription must be an async generator: `async def` with `yield`"
+        )
     return OperationType(asked or OperationType.MUTATION)
 
 

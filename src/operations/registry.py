@@ -204,7 +204,9 @@ class OperationRegistry(Registrations):
         known = self._operations.get(operation_id)
         registered = None if known is None else known.signature
         if registered is not None and registered.owner is not signature.owner:
-            raise TypeError(f"{operation_id} is registered for another object")
+            raise TypeError(
+                f"{operation_id} is registered for another object: call its method, or use execute"
+            )
         envelope = await execute(operation_id, given)
         data, issues = signature.typed_result(envelope.data)
         if issues:
@@ -416,7 +418,7 @@ def subscribe(
     input: Any = None,
     context: OperationContext | None = None,
 ) -> Subscription:
-    """`registry.subscribe(operation_id, input, context)`."""
+    """Open a subscription, as `registry.subscribe(operation_id, input, context)` does."""
     return registry.subscribe(operation_id, input, context)
 
 

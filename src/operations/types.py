@@ -73,7 +73,7 @@ class options_of(Generic[P, C]):  # noqa: N801 - a decorator
     def __call__(self, function: Callable[[C, A, B], R]) -> Callable[Concatenate[A, B, P], R]: ...
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with the fields in place of its first parameter."""
+        """Return a function that takes the fields as keywords instead of the first parameter of `function`."""
         config = self._config
         own = inspect.signature(function)
         before = list(own.parameters.values())[1:]

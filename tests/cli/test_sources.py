@@ -193,9 +193,9 @@ def test_faults_of_an_mcp_json_are_reported_with_advice(
     ("name", "fields", "reason"),
     [
         ("", {}, "its name has 0 characters"),
-        ("a\nb", {}, "its name holds characters that cannot be seen"),
+        ("a\nb", {}, "its name contains invisible characters"),
         ("x" * 300, {}, "its name has 300 characters"),
-        ("bad", {"cwd": 7}, "'cwd' has the wrong type"),
+        ("bad", {"cwd": 7}, "'cwd': Expected `str"),
         ("bad", {"args": ["\0"]}, "command, args, env and cwd must not contain NUL"),
         ("bad", {"env": {"A=B": "c"}}, "the names in env must not be empty or contain ="),
     ],

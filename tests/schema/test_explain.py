@@ -39,7 +39,7 @@ def _faults(document: Any, value: Any) -> list[tuple[str, str, str]]:
         (
             {"uniqueItems": True},
             [1, {"a": 1}, 1.0],
-            "must not hold the same item twice",
+            "must not contain the same item twice",
             "uniqueItems",
         ),
         ({"minProperties": 1}, {}, "must have at least 1 property, not 0", "minProperties"),
@@ -49,19 +49,19 @@ def _faults(document: Any, value: Any) -> list[tuple[str, str, str]]:
         (
             {"contains": {"type": "string"}},
             [1],
-            "must hold at least 1 matching item, not 0",
+            "must contain at least 1 matching item, not 0",
             "contains",
         ),
         (
             {"contains": {"type": "string"}, "minContains": 2},
             ["a"],
-            "must hold at least 2 matching items, not 1",
+            "must contain at least 2 matching items, not 1",
             "contains",
         ),
         (
             {"contains": {"type": "string"}, "maxContains": 1},
             ["a", "b"],
-            "must hold at most 1 matching item, not 2",
+            "must contain at most 1 matching item, not 2",
             "maxContains",
         ),
         (

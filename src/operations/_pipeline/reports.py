@@ -173,7 +173,7 @@ def fail(plan: CallPlan, context: OperationContext, error: BaseException) -> NoR
 
 
 def _is_closed(error: GeneratorExit) -> bool:
-    """Return whether the call was closed: this raises the exception where the call waits, not in the handler."""
+    """Return whether `error` closes the coroutine of the call: its traceback then has no frame of a handler."""
     return error.__traceback__ is None or error.__traceback__.tb_next is None
 
 

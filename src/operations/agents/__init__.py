@@ -468,7 +468,7 @@ class _Finder:
 
         Args:
             query: A few words, such as `close an issue`.
-            limit: How many at most.
+            limit: The largest number of results.
         """
         found = await self._gateway.search(query, context, limit=min(max(limit, 1), 50))
         return [{"operation": each.id, "description": each.description[:300]} for each in found]

@@ -65,7 +65,7 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
         keys = _keys(pair["key"], outline)
         _put(value, keys, pair["sign"], pair["value"], outline, limits)
     if count_values(value, limits.values) > limits.values:
-        raise too_large(f"The input holds more than {limits.values:,} values")
+        raise too_large(f"The input contains more than {limits.values:,} values")
     return value
 
 

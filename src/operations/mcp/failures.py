@@ -348,10 +348,10 @@ _SDK_FOLDER = str(Path(getfile(MCPError)).parents[1]) + os.sep
 
 
 class _WithoutQueries(logging.Filter):
-    """Removes login and query from the URLs in log records, and tracebacks of validation, which contain responses.
+    """Removes credentials and queries from URLs in log records, and tracebacks of validation errors.
 
-    Of records with such a traceback, one passes in a minute, because a server can cause any number of them. Records of
-    an application that uses the same logger as the SDK are not changed.
+    These tracebacks contain responses of the server, which can cause any number of such records, so only one of them is
+    logged per minute. Records of an application that uses the same logger as the SDK are not changed.
     """
 
     def __init__(self) -> None:

@@ -378,7 +378,9 @@ class _Writer:
         if is_file_value(value) or (is_file(schema) and value is not None):
             upload = upload_of(value, name, self._converter.files_root)
             if upload is None:
-                raise CallError(ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file.")
+                raise CallError(
+                    ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file. {_NO_FILE_NAME}"
+                )
             content, filename = upload.content, upload.filename or name
             fallback = media.concrete(text_of(schema.get("contentMediaType")) or OCTETS, OCTETS)
             kind = upload.content_type or media.concrete(declared or fallback, fallback)

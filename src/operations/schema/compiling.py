@@ -517,7 +517,7 @@ def measured(document: Any) -> JSONSchema:
     if not isinstance(document, (dict, bool)):
         raise SchemaError("a schema is an object, true or false")
     if count_values(document, MAX_SCHEMA_VALUES) > MAX_SCHEMA_VALUES:
-        raise SchemaError(f"the schema holds more than {MAX_SCHEMA_VALUES:,} values")
+        raise SchemaError(f"the schema contains more than {MAX_SCHEMA_VALUES:,} values")
     try:
         copy: JSONSchema = to_builtins(as_json(document, MAX_SCHEMA_DEPTH))
     except JSONValueError as error:

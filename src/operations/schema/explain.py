@@ -326,8 +326,10 @@ class _Walk:
         found = sum(self._matches(wanted, item) for item in value)
         least, most = schema.get("minContains", 1), schema.get("maxContains")
         if found < least:
-            message = f"must hold at least {least} matching item{'s' * (least != 1)}, not {found}"
+            message = (
+                f"must contain at least {least} matching item{'s' * (least != 1)}, not {found}"
+            )
             yield ValidationIssue(path, message, "contains")
         elif most is not None and found > most:
-            message = f"must hold at most {most} matching item{'s' * (most != 1)}, not {found}"
+            message = f"must contain at most {most} matching item{'s' * (most != 1)}, not {found}"
             yield ValidationIssue(path, message, "maxContains")

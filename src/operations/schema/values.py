@@ -209,7 +209,7 @@ def _pattern(pattern: str, value: Any, _schema: JSONObject) -> str | None:
 def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
     if wanted is not True or not is_list(value) or len(distinct(value)) == len(value):
         return None
-    return "must not hold the same item twice"
+    return "must not contain the same item twice"
 
 
 def distinct(items: list[Any]) -> list[Any]:

@@ -202,7 +202,7 @@ class FakeUpstream:
         """
         key = (method.upper(), path)
         if key not in self._responses:
-            raise KeyError(f"{method.upper()} {path}")
+            raise KeyError(f"the document has no {method.upper()} {path}")
         self._responses[key] = FakeResponse(body, status)
 
     @asynccontextmanager

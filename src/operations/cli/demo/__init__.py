@@ -54,7 +54,7 @@ async def demo(
 ) -> None:
     """Run a complete example: a REST API, an MCP server and Python functions behind one address.
 
-    Shows every kind of call, then serves until Ctrl-C. No configuration or installation is needed.
+    Shows every kind of call, then serves until Ctrl-C. It needs no configuration and no other program.
 
     Args:
         once: End after the tour. This is the default without a terminal.

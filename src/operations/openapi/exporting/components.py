@@ -7,8 +7,8 @@ Rule 2: a `default` that does not match its `type` is omitted, because client ge
 Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or external references) is
         included unchanged in `x-operations`.
 Rule 4: subschemas are objects, because client generators reject `true` and `false`, except in `additionalProperties`
-        and `unevaluatedProperties`. An array without `items` gets `_ANY_ITEM`, except a tuple, of which client
-        generators would make a tuple with any further items.
+        and `unevaluatedProperties`. An array without `items` gets `_ANY_ITEM`, because client
+        generators need a type for the items. A tuple does not: its generated type would then accept further items.
 Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
         `description`. The POST has the extension; the GET of the same path refers to it (`{"id": ..., "sameAs":
         "post"}`).

@@ -56,7 +56,7 @@ def _enforce_count(text: str) -> None:
         count += isinstance(event, yaml.NodeEvent)
         # Keys are nodes too.
         if count > 2 * MAX_DOCUMENT_VALUES:
-            raise DocumentError(f"holds more than {MAX_DOCUMENT_VALUES:,} values")
+            raise DocumentError(f"contains more than {MAX_DOCUMENT_VALUES:,} values")
 
 
 def _events(text: str) -> Iterable[Any]:

@@ -216,7 +216,7 @@ class NatsTarget(BrokerTarget):
         return subject_of(f"{self._prefix}.topic", name)
 
     def control(self, name: str) -> str:
-        """Return the address of the workers called `name`. Each client sends to its own subject.
+        """Return the address of the workers with this `name`. Each client sends to its own subject.
 
         Raises:
             TransportError: If it cannot be part of a subject.

@@ -154,7 +154,7 @@ class RedisTarget(RedisClient):
         return f"{self._prefix}topic:{name}"
 
     def control(self, name: str) -> str:
-        """Return the address of the workers called `name`. Each client sends to its own channel."""
+        """Return the address of the workers with this `name`. Each client sends to its own channel."""
         return f"{self._prefix}control:{name}"
 
     def is_worker(self, address: str) -> bool:
@@ -226,8 +226,8 @@ class RedisTarget(RedisClient):
     ) -> str:
         """Publish to the channel of a worker, if it is there.
 
-        The number of receivers of a message that was published is not enough: a worker that is still subscribed to a
-        former master receives the message as well, and is not counted.
+        The reply of `PUBLISH` does not show this, because it does not count a worker that is still subscribed to a
+        former master, although that worker receives the message.
         """
         await self.ready(wait)
         if not await self.is_present(worker):

@@ -383,7 +383,9 @@ def _without_partials(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if isinstance(function, type):
-        raise RegistrationError(f"{function.__qualname__} is a class, not a function")
+        raise RegistrationError(
+            f"{function.__qualname__} is a class: mark its methods, and use register_object"
+        )
     return function
 
 
