@@ -15,6 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from operations._pipeline.streams import Subscription as EnvelopeStream
+from operations._tasks import shielded
 from operations._text import in_seconds
 from operations.access import Identity
 from operations.authority.grants import Delegate
@@ -53,10 +54,9 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.pubsub.base import Delivery, EventTarget, Subscription
+from operations.pubsub.base import Delivery, EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.signing import MAX_AGE, SignedTarget
-from operations.pubsub.targets import shielded, usable
 from operations.types import JSONObject
 
 DEFAULT_WINDOW = 256

@@ -19,6 +19,7 @@ from time import monotonic, time
 from typing import Any
 
 from operations._pipeline.plan import BUCKETS
+from operations._tasks import start_task
 from operations._text import printable
 from operations.calls.events import (
     CallCompleted,
@@ -59,7 +60,7 @@ from operations.front.limits import (
 )
 from operations.front.public_errors import public_error
 from operations.pubsub.base import EventTarget, WorkerStats
-from operations.pubsub.targets import BoundedSet, start_task
+from operations.pubsub.delivery import BoundedSet
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")

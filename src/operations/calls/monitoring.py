@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from operations._tasks import shielded
 from operations.calls.client import PendingRequestMap
 from operations.calls.events import (
     CallAlive,
@@ -32,8 +33,8 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
     WorkerStats,
+    usable,
 )
-from operations.pubsub.targets import shielded, usable
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from operations._pipeline.streams import Subscription as EnvelopeStream
 from operations._resilience import Bulkhead
+from operations._tasks import shielded
 from operations._text import enforce_lists, printable
 from operations.access import AccessControl
 from operations.authority.grants import Delegate
@@ -27,7 +28,6 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, RegistrationError, TransportError, timeout_error
 from operations.pubsub.base import EventTarget
-from operations.pubsub.targets import shielded
 from operations.registry import OperationRegistry
 from operations.specs import (
     Operation,

@@ -18,6 +18,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from operations._json import JSONValueError, as_json, reject_masked
+from operations._tasks import start_task
 from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.events import (
@@ -51,7 +52,6 @@ from operations.errors import (
     TransportError,
 )
 from operations.pubsub.base import Delivery, EventTarget
-from operations.pubsub.targets import start_task
 from operations.schema.explain import invalid_json
 from operations.types import JSONObject
 

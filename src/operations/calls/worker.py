@@ -19,6 +19,7 @@ import msgspec
 
 from operations._resilience import LogThrottle
 from operations._signals import shutdown_event
+from operations._tasks import shielded
 from operations.calls.events import (
     AbortPayload,
     AlivePayload,
@@ -52,9 +53,9 @@ from operations.calls.jobs import (
 from operations.calls.services import SERVICES, digest_of, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats
+from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats, usable
+from operations.pubsub.delivery import BoundedSet
 from operations.pubsub.signing import SignedTarget
-from operations.pubsub.targets import BoundedSet, shielded, usable
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
 from operations.types import options_of

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import Backoff, LogThrottle
+from operations._tasks import start_task
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp import failures
@@ -511,9 +512,7 @@ class CallerConnections:
             name = next(iter(self._open.values())).name
             message = f"{name} has running calls of {MAX_CALLERS} callers"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-        closing = asyncio.create_task(self._open.pop(idle).aclose())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        start_task(self._closing, self._open.pop(idle).aclose())
 
     async def aclose(self) -> None:
         """Close all connections."""

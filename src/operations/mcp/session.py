@@ -36,6 +36,7 @@ from operations._json import (
 )
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
+from operations._tasks import start_task
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import answered_id, refusal, sealed
 from operations.mcp.sdk import Dispatcher, NegotiatingSession
@@ -274,9 +275,7 @@ class PlainCalls:
 
     def _end(self, response: aiohttp.ClientResponse) -> None:
         """Read a stream to its end, so that its connection can be reused; close it if it does not end."""
-        ending = asyncio.create_task(_read_to_end(response))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        start_task(self._ending, _read_to_end(response))
 
     def _handed_over(
         self, request_id: int, received: bytes, response: aiohttp.ClientResponse
@@ -409,6 +408,4 @@ class RelaySession(NegotiatingSession):
         if self.is_modern or not self.is_open:
             return
         notice = self.dispatcher.notify("notifications/cancelled", {"requestId": request_id})
-        task = asyncio.create_task(notice)
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+        start_task(self._cancelling, notice)

@@ -1,4 +1,4 @@
-"""The interface of event targets.
+"""The interface of event targets, and what the clients of brokers have in common.
 
     mailbox   `send` reaches the one client that listens at a private address
     topic     `send` reaches every client that listens at a public address
@@ -12,14 +12,18 @@ Rule 2: delivery is at most once. A transport never repeats a message that may h
 Rule 3: a transport reconnects automatically and restores its subscriptions and consumers.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
+from operations._resilience import LogThrottle
 from operations.access import Identity
-from operations.errors import TransportError
+from operations.errors import NotSentError, TransportError
+from operations.pubsub.config import BrokerConfig, enforce_client
 
 logger = logging.getLogger("operations")
 
@@ -358,3 +362,96 @@ class EventTarget(Protocol):
             TransportError: If the broker cannot be reached.
         """
         return False
+
+
+def usable(target: EventTarget) -> EventTarget:
+    """Return `target` if it is an event target.
+
+    Raises:
+        TypeError: If it is not an event target, or a connector that was not opened with `async with`.
+    """
+    if hasattr(target, "mailbox"):
+        return target
+    if hasattr(target, "__aenter__"):
+        raise TypeError("the target is not open: async with connect_...(...) as target")
+    raise TypeError(
+        f"{target!r} is not an event target: use connect_redis, connect_nats or the like"
+    )
+
+
+def enforce_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise `NotSentError` unless this is the running event loop."""
+    if asyncio.get_running_loop() is not loop:
+        raise NotSentError("the connection belongs to another event loop: connect on this one")
+
+
+async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:
+    """Wait for a connection that is being restored; raise `NotSentError(failure)` if that takes too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            await connected.wait()
+    except TimeoutError:
+        raise NotSentError(failure) from None
+
+
+class BrokerTarget(EventTarget):
+    """A client of a broker, which belongs to one event loop.
+
+    Args:
+        config: The settings of the connection.
+        broker: The name of the broker, for messages.
+
+    Attributes:
+        client: The name of this client.
+        receivers: Notified when the connection is lost and restored.
+        connected: Set while the broker can be reached.
+        is_closed: Whether the connection was closed.
+    """
+
+    def __init__(self, config: BrokerConfig, broker: str) -> None:
+        enforce_client(config.client)
+        self.client = config.client
+        self.trusted, self.max_values = config.trusted, config.max_values
+        self.receivers: list[Receiver] = []
+        self.connected = asyncio.Event()
+        self.is_closed = False
+        self._broker = broker
+        self._losses = LogThrottle()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker can be reached now."""
+        return self.connected.is_set()
+
+    def enforce_usable(self) -> None:
+        """Raise an error unless the connection can be used on the running event loop.
+
+        Raises:
+            NotSentError: If the connection is closed, or belongs to another loop.
+        """
+        if self.is_closed:
+            raise NotSentError("the connection was closed: connect again")
+        enforce_loop(self._loop)
+
+    async def ready(self, wait: float) -> None:
+        """Wait until the connection is restored; raise `NotSentError` if that takes too long."""
+        if not self.connected.is_set():
+            self.enforce_usable()
+            await wait_until(self.connected, wait, f"{self._broker} cannot be reached")
+
+    def notify(self, receiver: Receiver, undo: AsyncExitStack) -> None:
+        """Report changes of the connection to `receiver` until `undo` is closed."""
+        self.receivers.append(receiver)
+        undo.callback(self.receivers.remove, receiver)
+
+    def lost(self, reason: str) -> None:
+        """Report that the connection was lost."""
+        logger.log(self._losses.level(), reason)
+        for receiver in tuple(self.receivers):
+            receiver.lost(reason)
+
+    def restored(self) -> None:
+        """Report that the connection was restored."""
+        for receiver in tuple(self.receivers):
+            receiver.restored()

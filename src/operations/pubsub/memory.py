@@ -9,7 +9,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.errors import NoReceiverError, NotSentError
 from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver
-from operations.pubsub.targets import BoundedSet
+from operations.pubsub.delivery import BoundedSet
 
 _MAX_SEEN = 40_000
 """The number of stored keys, which prevent that a request is delivered twice."""

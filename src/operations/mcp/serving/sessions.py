@@ -25,6 +25,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp_types.version import is_version_at_least
 
+from operations._tasks import start_task
 from operations.channel import NOTHING
 from operations.errors import CallError, ErrorCode
 from operations.front.credentials import Credential, CredentialMonitor
@@ -262,7 +263,7 @@ class SessionTable:
     def __init__(self, idle_timeout: float) -> None:
         self._idle_timeout = idle_timeout
         self._open: OrderedDict[str, Session] = OrderedDict()
-        self._ending: set[asyncio.Future[None]] = set()
+        self._ending: set[asyncio.Task[Any]] = set()
 
     def find(self, session_id: str, owner: str | None) -> Session | None:
         """Return an open session of this caller."""
@@ -305,9 +306,7 @@ class SessionTable:
 
     def _revoke(self, session: Session) -> None:
         """End a session whose credential is no longer valid."""
-        ending = asyncio.ensure_future(self.end(session))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        start_task(self._ending, self.end(session))
 
     async def end(self, session: Session) -> None:
         """End a session and remove its id."""

@@ -43,7 +43,9 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 
+from operations._tasks import shielded
 from operations.pubsub.base import (
+    BrokerTarget,
     Consumer,
     Delivery,
     EventTarget,
@@ -72,7 +74,6 @@ from operations.pubsub.nats.client import (
 )
 from operations.pubsub.nats.jetstream import NO_JETSTREAM, JetStream, stream_name
 from operations.pubsub.signing import signed
-from operations.pubsub.targets import BrokerTarget, shielded
 from operations.types import options_of
 
 __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]

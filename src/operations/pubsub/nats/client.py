@@ -30,10 +30,11 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 
 from operations._resilience import Backoff, LogThrottle
-from operations.errors import TooLargeError, TransportError
-from operations.pubsub.base import Subscription, WorkerStats
+from operations._tasks import start_task
+from operations.errors import TransportError
+from operations.pubsub.base import Subscription, WorkerStats, enforce_loop
 from operations.pubsub.config import NOT_PERMITTED
-from operations.pubsub.targets import enforce_loop, start_task
+from operations.pubsub.delivery import enforce_size
 
 logger = logging.getLogger("operations")
 
@@ -320,8 +321,7 @@ class ReconnectingClient(Client):
             TransportError: If it cannot be sent.
         """
         size = len(body)
-        if size > self.max_payload:
-            raise TooLargeError(f"{size} bytes are more than {self.max_payload}")
+        enforce_size(body, self.max_payload)
         try:
             if self.is_connected and self._flush_queue is not None:
                 is_idle = self._flush_queue.empty()

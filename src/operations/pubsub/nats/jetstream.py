@@ -32,8 +32,8 @@ from operations._resilience import LogThrottle
 from operations.errors import NotSentError, QueueFullError, TransportError
 from operations.pubsub.base import Consumer, Delivery, QueueState, StoredLetter
 from operations.pubsub.config import NatsConfig
+from operations.pubsub.delivery import IDLE, BatchSize, BrokerClock, deliver
 from operations.pubsub.nats.client import NATS_ERRORS, ReconnectingClient, sender_of, subject_of
-from operations.pubsub.targets import IDLE, BatchSize, BrokerClock, deliver
 
 logger = logging.getLogger("operations")
 

@@ -55,6 +55,7 @@ from operations.pubsub.config import (
     enforce_client,
     is_worker_in,
 )
+from operations.pubsub.delivery import enforce_size
 from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
 from operations.pubsub.redis.subscriptions import (
     PUT,
@@ -65,7 +66,6 @@ from operations.pubsub.redis.subscriptions import (
     not_added,
 )
 from operations.pubsub.signing import signed
-from operations.pubsub.targets import enforce_size
 from operations.types import options_of
 
 __all__ = [

@@ -31,7 +31,9 @@ from redis.exceptions import (
 )
 
 from operations._resilience import Backoff, LogThrottle
+from operations._tasks import shielded
 from operations.errors import NotSentError, TransportError
+from operations.pubsub.base import BrokerTarget, enforce_loop, wait_until
 from operations.pubsub.config import (
     NOT_PERMITTED,
     RedisConfig,
@@ -39,7 +41,6 @@ from operations.pubsub.config import (
     read_redis_address,
     refusal,
 )
-from operations.pubsub.targets import BrokerTarget, enforce_loop, shielded, wait_until
 
 logger = logging.getLogger("operations")
 

@@ -16,9 +16,11 @@ from typing import Any, TypeAlias
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from operations._tasks import shielded
 from operations.errors import NotPermittedError, NotSentError, TransportError
 from operations.pubsub.base import Consumer, Delivery, Receiver
 from operations.pubsub.config import NOT_PERMITTED, refusal
+from operations.pubsub.delivery import IDLE, BatchSize, BrokerClock, deliver
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     SILENCE,
@@ -27,7 +29,6 @@ from operations.pubsub.redis.connection import (
     ask,
     pack_command,
 )
-from operations.pubsub.targets import IDLE, BatchSize, BrokerClock, deliver, shielded
 
 logger = logging.getLogger("operations")
 

@@ -31,10 +31,10 @@ from websockets.http11 import Request, Response
 from operations._hosts import LOOPBACK, HostRules
 from operations._json import MAX_REQUEST_VALUES
 from operations._resilience import Backoff
+from operations._tasks import shielded
 from operations._text import enforce_lists, without_secrets
 from operations.access import Identity
 from operations.pubsub.config import connect_failure, enforce_address
-from operations.pubsub.targets import shielded
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
     BATCHES,

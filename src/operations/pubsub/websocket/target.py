@@ -17,11 +17,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from operations._decoding import enforce_bounds
+from operations._tasks import shielded
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import PUT_TYPE, Consumer, Delivery, EventTarget, Receiver
-from operations.pubsub.targets import deliver, enforce_loop, enforce_size, shielded, wait_until
+from operations.pubsub.base import (
+    PUT_TYPE,
+    Consumer,
+    Delivery,
+    EventTarget,
+    Receiver,
+    enforce_loop,
+    wait_until,
+)
+from operations.pubsub.delivery import deliver, enforce_size
 from operations.types import JSONObject
 
 MAX_BYTES = 16 * 1024 * 1024

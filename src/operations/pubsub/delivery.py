@@ -1,85 +1,24 @@
-"""What event targets share: tasks, deliveries, the batches of a worker, and the clock and connection of a broker."""
+"""Deliver messages: within the size limit, once, with their age, and in batches that a worker can start."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from functools import wraps
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from time import monotonic
-from typing import Any, TypeVar
-
-import anyio
 
 from operations._resilience import LogThrottle
-from operations.errors import NotSentError, TooLargeError
-from operations.pubsub.base import Delivery, EventTarget, Receiver
-from operations.pubsub.config import BrokerConfig, enforce_client
+from operations.errors import TooLargeError
+from operations.pubsub.base import Delivery, Receiver
 
 logger = logging.getLogger("operations")
 
 _broken = LogThrottle()
 
 
-def start_task(
-    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]
-) -> "asyncio.Task[Any]":
-    """Run a coroutine in the background, with a reference to its task in `tasks` until it ends."""
-    task = asyncio.get_running_loop().create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
-
-
-OwnerT = TypeVar("OwnerT")
-
-
-def shielded(
-    close: Callable[[OwnerT], Coroutine[Any, Any, None]],
-) -> Callable[[OwnerT], Coroutine[Any, Any, None]]:
-    """Let a method that closes an object finish in a cancelled scope of anyio, in which every `await` is cancelled."""
-
-    @wraps(close)
-    async def finish(owner: OwnerT) -> None:
-        with anyio.CancelScope(shield=True):
-            await close(owner)
-
-    return finish
-
-
 def enforce_size(body: bytes, max_bytes: int) -> None:
     """Raise `TooLargeError` if a message is too large."""
     if len(body) > max_bytes:
         raise TooLargeError(f"{len(body)} bytes are more than {max_bytes}")
-
-
-def enforce_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `NotSentError` unless this is the running event loop."""
-    if asyncio.get_running_loop() is not loop:
-        raise NotSentError("the connection belongs to another event loop: connect on this one")
-
-
-async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:
-    """Wait for a connection that is being restored; raise `NotSentError(failure)` if that takes too long."""
-    try:
-        async with asyncio.timeout(seconds):
-            await connected.wait()
-    except TimeoutError:
-        raise NotSentError(failure) from None
-
-
-def usable(target: EventTarget) -> EventTarget:
-    """Return `target` if it is an event target.
-
-    Raises:
-        TypeError: If it is not an event target, or a connector that was not opened with `async with`.
-    """
-    if hasattr(target, "mailbox"):
-        return target
-    if hasattr(target, "__aenter__"):
-        raise TypeError("the target is not open: async with connect_...(...) as target")
-    raise TypeError(
-        f"{target!r} is not an event target: use connect_redis, connect_nats or the like"
-    )
 
 
 def deliver(receiver: Receiver, delivery: Delivery) -> None:
@@ -298,66 +237,3 @@ class BoundedSet:
         """Remove `name`."""
         self._newer.discard(name)
         self._older.discard(name)
-
-
-class BrokerTarget(EventTarget):
-    """A client of a broker, which belongs to one event loop.
-
-    Args:
-        config: The settings of the connection.
-        broker: The name of the broker, for messages.
-
-    Attributes:
-        client: The name of this client.
-        receivers: Notified when the connection is lost and restored.
-        connected: Set while the broker can be reached.
-        is_closed: Whether the connection was closed.
-    """
-
-    def __init__(self, config: BrokerConfig, broker: str) -> None:
-        enforce_client(config.client)
-        self.client = config.client
-        self.trusted, self.max_values = config.trusted, config.max_values
-        self.receivers: list[Receiver] = []
-        self.connected = asyncio.Event()
-        self.is_closed = False
-        self._broker = broker
-        self._losses = LogThrottle()
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the broker can be reached now."""
-        return self.connected.is_set()
-
-    def enforce_usable(self) -> None:
-        """Raise an error unless the connection can be used on the running event loop.
-
-        Raises:
-            NotSentError: If the connection is closed, or belongs to another loop.
-        """
-        if self.is_closed:
-            raise NotSentError("the connection was closed: connect again")
-        enforce_loop(self._loop)
-
-    async def ready(self, wait: float) -> None:
-        """Wait until the connection is restored; raise `NotSentError` if that takes too long."""
-        if not self.connected.is_set():
-            self.enforce_usable()
-            await wait_until(self.connected, wait, f"{self._broker} cannot be reached")
-
-    def notify(self, receiver: Receiver, undo: AsyncExitStack) -> None:
-        """Report changes of the connection to `receiver` until `undo` is closed."""
-        self.receivers.append(receiver)
-        undo.callback(self.receivers.remove, receiver)
-
-    def lost(self, reason: str) -> None:
-        """Report that the connection was lost."""
-        logger.log(self._losses.level(), reason)
-        for receiver in tuple(self.receivers):
-            receiver.lost(reason)
-
-    def restored(self) -> None:
-        """Report that the connection was restored."""
-        for receiver in tuple(self.receivers):
-            receiver.restored()

@@ -1,0 +1,34 @@
+"""Background tasks: keep a reference to them, and let the code that closes an object finish."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, TypeVar
+
+import anyio
+
+
+def start_task(
+    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]
+) -> "asyncio.Task[Any]":
+    """Run a coroutine in the background, with a reference to its task in `tasks` until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+OwnerT = TypeVar("OwnerT")
+
+
+def shielded(
+    close: Callable[[OwnerT], Coroutine[Any, Any, None]],
+) -> Callable[[OwnerT], Coroutine[Any, Any, None]]:
+    """Let a method that closes an object finish in a cancelled scope of anyio, in which every `await` is cancelled."""
+
+    @wraps(close)
+    async def finish(owner: OwnerT) -> None:
+        with anyio.CancelScope(shield=True):
+            await close(owner)
+
+    return finish
