@@ -1,11 +1,10 @@
-"""The requests of a worker: time limits, admission, flow control, lost callers, and the access log."""
+"""The requests of a worker: time limits, flow control, lost callers, and the access log."""
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from sys import maxsize
 from time import time
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -13,10 +12,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import Meta
 
-from operations._text import counted
 from operations.access import Identity
-from operations.calls.events import RequestPayload
-from operations.calls.states import NEVER
+from operations.calls.events import CallOffered, OfferPayload, RequestPayload, encode_event
+from operations.calls.states import NEVER, Outages
 from operations.channel import NOTHING
 from operations.errors import (
     CallError,
@@ -27,8 +25,8 @@ from operations.errors import (
 )
 from operations.front import Front
 from operations.front.credentials import CredentialResolver
-from operations.front.limits import ConcurrencyLimiter, Slot, call_seconds, caller_key
-from operations.pubsub.base import Claim
+from operations.front.limits import Slot, call_seconds, caller_key
+from operations.pubsub.base import Claim, EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import Count, Seconds
@@ -89,9 +87,6 @@ class WorkerConfig:
     expose_errors: bool | None = None
     """Show callers the text of unexpected exceptions; by default on trusted targets only."""
 
-
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""The largest total size of the requests that wait for a slot, in bytes."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """The largest size of the unread items of one subscription, in bytes."""
@@ -241,6 +236,16 @@ class Job(msgspec.Struct, eq=False):
         """Whether a caller can safely repeat the call; repeating a mutation that has started could run it twice."""
         return not self.begun or not self.is_mutation or self.replayable
 
+    def offer(self, worker: str) -> bytes:
+        """Return the event that asks the caller whether this worker may start a request that waited."""
+        payload = OfferPayload(
+            request_id=self.request.request_id,
+            worker=worker,
+            attempt=self.request.attempt,
+            resends=self.request.resends,
+        )
+        return encode_event(CallOffered(payload=payload))
+
     def timeout_error(self) -> CallError:
         """Return the error of a job that exceeded its time limit."""
         if self.expires_at < self.ends_at:
@@ -388,80 +393,40 @@ async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
             break
 
 
-class AdmissionQueue:
-    """The slots of one worker, and the calls that wait for them.
+_CHECK_CALLERS = 0.25
+"""Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
 
-    Args:
-        config: The limits of the worker: `concurrency`, `queue` and `per_principal`.
-        start: Starts a call; returns False if the call has already ended.
-    """
 
-    def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
-        self._slots, self._places = config.concurrency, config.queue
-        self._callers: ConcurrencyLimiter | None = None
-        if (limit := config.per_principal) is not None:
-            self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)
-        self._start = start
-        self._line: OrderedDict[Job, None] = OrderedDict()
-        self._line_bytes = 0
-        self.running = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting calls."""
-        return len(self._line)
-
-    @property
-    def free(self) -> int:
-        """The number of free slots."""
-        return self._slots - self.running
-
-    def offer(self, job: Job) -> None:
-        """Start a call or add it to the queue.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there are too many calls, in total or of this caller.
-        """
-        if self._callers is not None:
-            self.count(job, job.principal)
-        if self.running < self._slots:
-            if self._start(job):
-                self.running += 1
-            else:
-                self._forget(job)
-        elif len(self._line) < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
-            self._line[job] = None
-            self._line_bytes += job.size
-        else:
-            self._forget(job)
-            reason = f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-
-    def count(self, job: Job, principal: str) -> None:
-        """Count a call for its caller; errors are raised as by `offer`."""
-        if self._callers is not None and principal not in job.counted:
-            job.counted = {**job.counted, principal: self._callers.enter(principal)}
-
-    def done(self, job: Job) -> None:
-        """Pass the slot of an ended call to the next call."""
-        if job.counted:
-            self._forget(job)
-        self.running -= 1
-        while self._line and self.running < self._slots:
-            following, _ = self._line.popitem(last=False)
-            self._line_bytes -= following.size
-            if self._start(following):
-                self.running += 1
-            else:
-                self._forget(following)
-
-    def withdraw(self, job: Job) -> None:
-        """Remove a call that has ended while it waited."""
-        if job in self._line:
-            del self._line[job]
-            self._line_bytes -= job.size
-            self._forget(job)
-
-    def _forget(self, job: Job) -> None:
-        for slot in job.counted.values():
-            slot.release()
+async def watch_callers(
+    target: EventTarget,
+    jobs: Mapping[str, Job],
+    outages: Outages,
+    patience: float,
+    give_up: Callable[[Job, str], None],
+) -> None:
+    """Cancel the calls of disconnected callers with `give_up`; those that may be mutations after `patience` seconds."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_CHECK_CALLERS)
+        now = loop.time()
+        # A job with a claim is still in its queue.
+        old = [
+            job
+            for job in jobs.values()
+            if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
+        ]
+        callers = list({job.reply_to for job in old})
+        try:
+            present = await asyncio.gather(*map(target.is_present, callers))
+        except TransportError:
+            continue
+        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
+        for job in old:
+            job.absent_since = min(job.absent_since, now) if job.reply_to in gone else NEVER
+            # A short outage must not interrupt a mutation.
+            wait = patience if job.begun and job.is_mutation else 0.0
+            waited = now - job.absent_since
+            is_over = waited > 0 and waited >= wait and not job.answered
+            if is_over and outages.is_settled:
+                # A caller that reconnects receives the error.
+                give_up(job, "the caller was disconnected")

@@ -48,6 +48,7 @@ from operations.calls.jobs import (
     may_have_run,
     set_after,
     time_limits,
+    watch_callers,
     watch_loop_lag,
 )
 from operations.calls.services import SERVICES, digest_of, service_operations
@@ -61,9 +62,6 @@ from operations.specs import OperationType
 from operations.types import options_of
 
 logger = logging.getLogger("operations")
-
-_CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
 
 _CLOSING = 1.0
 """Seconds for cancelled handlers to end, and for last replies, when a worker stops."""
@@ -160,7 +158,10 @@ class CallServer(JobRunner, Receiver):
             self._spawn(self._watch_specs(revision)),
         ]
         if not self.target.direct:
-            self._watching.append(self._spawn(self._watch_callers()))
+            watching = watch_callers(
+                self.target, self.jobs, self._outages, self._config.patience, self._give_up
+            )
+            self._watching.append(self._spawn(watching))
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or until the peer of this worker disconnects; then drain.
@@ -345,6 +346,27 @@ class CallServer(JobRunner, Receiver):
         except CallError as error:
             self._refuse(job, error)
 
+    async def _prepare(self, job: Job) -> None:
+        """Remove a request from its queue.
+
+        If it waited long, ask its caller, because another worker may have it too.
+        """
+        if job.claim is not None:
+            is_ours = await job.claim.acquire(alone=not job.replayable or job.request.attempt > 1)
+            job.claim = None
+            if not is_ours and not job.answered:
+                self._drop(job)
+            elif self._is_leaving:
+                # The caller sends it to another worker.
+                error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
+                self._refuse(job, error)
+            waited = self._loop.time() - job.arrived_at
+            job.is_stale |= not job.replayable and self._is_stale(waited)
+        if job.is_stale and not job.answered:
+            job.confirmed = self._loop.create_future()
+            await self._send(job.reply_to, job.offer(self.mailbox))
+            await job.confirmed
+
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
         if isinstance(self.target, SignedTarget):
@@ -491,7 +513,7 @@ class CallServer(JobRunner, Receiver):
             if job is not None and job.reply_to == probe.reply_to:
                 if job.is_offered:
                     # Not reported as a claim, because another worker may have started the same request.
-                    await self._offer(job)
+                    await self._send(job.reply_to, job.offer(self.mailbox))
                 # Until the request is removed from its queue, another worker may consume it.
                 elif job.claim is None:
                     held.append(request_id)
@@ -536,33 +558,6 @@ class CallServer(JobRunner, Receiver):
         self._fenced = self._fenced or BoundedSet(MAX_IDS)
         self._fenced.add(f"{key} {fence.resends}")
         return True
-
-    async def _watch_callers(self) -> None:
-        """Cancel the calls of disconnected callers."""
-        while True:
-            await asyncio.sleep(_CHECK_CALLERS)
-            now = self._loop.time()
-            # A job with a claim is still in its queue.
-            jobs = [
-                job
-                for job in self.jobs.values()
-                if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
-            ]
-            callers = list({job.reply_to for job in jobs})
-            try:
-                present = await asyncio.gather(*map(self.target.is_present, callers))
-            except TransportError:
-                continue
-            gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
-            for job in jobs:
-                job.absent_since = min(job.absent_since, now) if job.reply_to in gone else NEVER
-                # A short outage must not interrupt a mutation.
-                patience = self._config.patience if job.begun and job.is_mutation else 0.0
-                waited = now - job.absent_since
-                is_over = waited > 0 and waited >= patience and not job.answered
-                if is_over and self._outages.is_settled:
-                    # A caller that reconnects receives the error.
-                    self._give_up(job, "the caller was disconnected")
 
     async def _watch_specs(self, revision: int) -> None:
         """Announce operations that were registered, replaced or removed after `revision`."""
