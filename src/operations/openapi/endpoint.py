@@ -23,7 +23,7 @@ from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description, DocumentOperation
-from operations.openapi.reading.expected import Expected
+from operations.openapi.reading.expected import Expected, ResponseData
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
@@ -247,31 +247,37 @@ class Endpoint:
         return await asyncio.to_thread(self._envelope, response)
 
     def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:
-        config, expected = self._client.config, self._expected
-        kind = response.headers.get("content-type", "")
-        key = (response.status, kind)
+        expected, content = self._expected, response.content
+        key = (response.status, response.headers.get("content-type", ""))
         described = expected.found.get(key) or expected.find(*key)
         schema = described.listed if described.is_stream else described.schema
-        content, size = response.content, len(response.content)
-        is_open = described.is_open and not described.is_stream
-        check = None if is_open else described.check_text or described.find_check()
-        is_clean = False
-        if check is not None and size < 2 * config.max_response_values:
-            try:
-                check(content)
-                is_clean = True
-            except REFUSALS:
-                pass  # The data is read and normalised in the general way.
+        is_clean = not described.is_open and self._is_clean(content, described)
         if is_clean:
-            data = _decode(content) if size < LARGE else build_from(_decode, content)
+            data = _decode(content) if len(content) < LARGE else build_from(_decode, content)
         else:
-            read = read_all if described.is_stream else read_data
-            try:
-                data = read(response, described, config.max_response_values)
-            except CallError as error:
-                raise with_response(error, response, config.max_error_bytes) from None
+            data = self._data(response, described)
         meta = meta_of(response, response.secrets)
-        return DescribedEnvelope(data, meta, schema, size=size, is_clean=is_clean or is_open)
+        is_clean = is_clean or described.is_open
+        return DescribedEnvelope(data, meta, schema, size=len(content), is_clean=is_clean)
+
+    def _is_clean(self, content: bytes, described: ResponseData) -> bool:
+        """Return whether a text is known to be JSON that is valid, within the limits, and needs no change."""
+        check = described.check_text or described.find_check()
+        if check is None or len(content) >= 2 * self._client.config.max_response_values:
+            return False
+        try:
+            check(content)
+        except REFUSALS:
+            return False
+        return True
+
+    def _data(self, response: WholeResponse, described: ResponseData) -> Any:
+        """Return the data of any response, which is normalised later."""
+        config, read = self._client.config, read_all if described.is_stream else read_data
+        try:
+            return read(response, described, config.max_response_values)
+        except CallError as error:
+            raise with_response(error, response, config.max_error_bytes) from None
 
     def _draft(self, input: Any) -> Draft:
         plan = self._plan or self._ready()

@@ -45,7 +45,7 @@ class ResponseData:
         is_stream: Whether it is a sequence of items.
         is_text: Whether text other than JSON is declared.
         is_base64: Whether bytes are declared that are sent as base64.
-        is_open: Whether there is no schema, or one without any requirement.
+        is_open: Whether it is no stream, and there is no schema, or one without any requirement.
         check_text: Raises `REFUSALS` unless a text is JSON that is valid and needs no change; None if that is unknown.
     """
 
@@ -65,7 +65,7 @@ class ResponseData:
         self.is_base64 = is_base64 and not (self.is_json or self.is_stream or self.is_text)
         self.schema = schema
         self.listed = listed
-        self.is_open = schema is None or schema.is_empty
+        self.is_open = not self.is_stream and (schema is None or schema.is_empty)
         self.check_text: Callable[[bytes], Any] | None = None
 
     def find_check(self) -> Callable[[bytes], Any] | None:
