@@ -132,10 +132,9 @@ class GroupMonitor(Receiver):
         """Store the report of a worker."""
         event = read_event(delivery.body, self._target.max_values)
         if isinstance(event, CallAlive) and event.payload.stats is not None:
-            alive, known = event.payload, len(self._reports)
-            if known < _MAX_WORKERS:
-                fields = msgspec.structs.asdict(event.payload.stats)
-                self._reports[alive.worker] = WorkerReport(worker=alive.worker, **fields)
+            worker, fields = event.payload.worker, msgspec.structs.asdict(event.payload.stats)
+            if len(self._reports) < _MAX_WORKERS:
+                self._reports[worker] = WorkerReport(worker=worker, **fields)
                 self._changed.set()
 
     # ------------------------------------------------------------ reports
@@ -182,13 +181,11 @@ class GroupMonitor(Receiver):
 
     async def _wait_for(self, count: int | None) -> None:
         """Wait briefly until this many workers have reported."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_UNCOUNTED if count is None else _ANSWER):
                 while count is None or len(self._reports) < count:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            return
 
     # ------------------------------------------------------------ dead letters
 

@@ -358,8 +358,7 @@ class CallServer(JobRunner, Receiver):
                 self._drop(job)
             elif self._is_leaving:
                 # The caller sends it to another worker.
-                error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-                self._refuse(job, error)
+                self._refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
             waited = self._loop.time() - job.arrived_at
             job.is_stale |= not job.replayable and self._is_stale(waited)
         if job.is_stale and not job.answered:

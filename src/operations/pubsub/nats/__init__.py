@@ -301,8 +301,7 @@ class NatsTarget(BrokerTarget):
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
-        if not self.connected.is_set():
-            await self.ready(_SEND_WAIT)
+        await self.ready(_SEND_WAIT)
         await self._nats.publish_now(subject, body)
 
     async def is_present(self, address: str) -> bool:
@@ -360,8 +359,7 @@ class NatsTarget(BrokerTarget):
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
-        if not self.connected.is_set():
-            await self.ready(wait)
+        await self.ready(wait)
         if self._jetstream is not None:
             subject = f"{self._queue(queue, 'durable')}.{self.client}"
             # Includes the secret part of the mailbox, because all clients of a stream share message ids.
@@ -397,8 +395,7 @@ class NatsTarget(BrokerTarget):
     ) -> str:
         """Publish to the subject of a worker. If the worker has left, the server sends a message to `reply_to`."""
         subject = self._subject(worker)
-        if not self.connected.is_set():
-            await self.ready(wait)
+        await self.ready(wait)
         name = worker[len(self._control_space) :]
         await self._nats.publish_now(subject, body, f"{reply_to}.{key}={name}")
         return ""

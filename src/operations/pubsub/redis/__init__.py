@@ -115,7 +115,7 @@ class RedisTarget(RedisClient):
             TransportError: If it does not.
         """
         other = token_hex(8)
-        box, queue = f"{self._prefix}box:{other}:{token_hex(16)}", self._queue("any", other)
+        box, queue = self._space(other) + token_hex(16), self._queue("any", other)
         for command in (
             ("XADD", box, "NOMKSTREAM", "*", "e", b""),
             ("XREAD", "COUNT", 1, "STREAMS", box, "0"),
@@ -147,7 +147,7 @@ class RedisTarget(RedisClient):
 
     def mailbox(self) -> str:
         """Return a new private address under this client's name."""
-        return f"{self._prefix}box:{self.client}:{token_hex(16)}"
+        return self._space(self.client) + token_hex(16)
 
     def topic(self, name: str) -> str:
         """Return the public address called `name`."""

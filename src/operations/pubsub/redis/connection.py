@@ -33,7 +33,7 @@ from redis.exceptions import (
 from operations._resilience import Backoff, LogThrottle
 from operations._tasks import shielded
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import BrokerTarget, enforce_loop, wait_until
+from operations.pubsub.base import BrokerTarget, wait_until
 from operations.pubsub.config import (
     NOT_PERMITTED,
     RedisConfig,
@@ -527,7 +527,8 @@ class PipelinedConnection(ReconnectingConnection):
             raise WrongServerError("Redis cannot be reached")
         if not self._wake.is_set():
             # Only for the first command of each write, because most commands follow another one.
-            enforce_loop(self._loop)
+            if asyncio.get_running_loop() is not self._loop:
+                self._client.enforce_usable()
             self._wake.set()
         self._outbox += pack_command(command)
         self._unsent.append(waiting)

@@ -302,7 +302,8 @@ async def serve_websocket(
 
     async def check_handshake(connection: ServerConnection, request: Request) -> Response | None:
         """Reject in the handshake: a client that is rejected later counts as connected, and reconnects at once."""
-        rejected, _ = rules.check(_raw_headers(request))
+        headers = _raw_headers(request)
+        rejected, _ = rules.check(headers)
         if rejected is not None:
             return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
         if request.path.partition("?")[0] != path:
@@ -311,11 +312,7 @@ async def serve_websocket(
             return None
         check = partial(identify, request)
         try:
-            identity: Identity | None = (
-                await _settled(check())
-                if authenticate is None
-                else await authenticate(_address(connection), _raw_headers(request), check)
-            )
+            identity = await (authenticate or _identify)(_address(connection), headers, check)
         except CallError as error:
             is_too_many = error.code == ErrorCode.RESOURCE_EXHAUSTED
             status = HTTPStatus.TOO_MANY_REQUESTS if is_too_many else HTTPStatus.UNAUTHORIZED
@@ -382,6 +379,7 @@ def _raw_headers(request: Request) -> list[tuple[bytes, bytes]]:
     ]
 
 
-async def _settled(value: Any) -> Any:
-    """Return the result of a plain or a coroutine function."""
-    return await value if inspect.isawaitable(value) else value
+async def _identify(address: str, headers: Headers, check: Callable[[], Any]) -> Any:
+    """Return the identity of a peer, without throttling."""
+    identity = check()
+    return await identity if inspect.isawaitable(identity) else identity
