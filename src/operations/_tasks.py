@@ -1,4 +1,4 @@
-"""Background tasks: keep a reference to them, and let the code that closes an object finish."""
+"""Background tasks: keep references to them, end them, and let the code that closes an object finish."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -16,6 +16,15 @@ def start_task(
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
+
+
+async def cancel_tasks(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancel tasks, and wait until they have ended."""
+    running = {task for task in tasks if task is not None}
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
 
 
 OwnerT = TypeVar("OwnerT")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from operations._tasks import shielded
+from operations._tasks import cancel_tasks, shielded
 from operations.calls.client import PendingRequestMap
 from operations.calls.events import (
     CallAlive,
@@ -118,9 +118,7 @@ class GroupMonitor(Receiver):
     @shielded
     async def aclose(self) -> None:
         """Stop listening."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+        await cancel_tasks(self._looking)
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from operations._pipeline.streams import Subscription as EnvelopeStream
 from operations._resilience import Bulkhead
-from operations._tasks import shielded
+from operations._tasks import cancel_tasks, shielded
 from operations._text import enforce_lists, printable
 from operations.access import AccessControl
 from operations.authority.grants import Delegate
@@ -264,10 +264,8 @@ class RemoteService:
         """End the pending calls; the target stays open. Closing twice is harmless."""
         following, self._following = self._following, None
         try:
-            if following is not None:
-                # Ended first, because closing the calls would end it with an error.
-                following.cancel()
-                await asyncio.wait({following})
+            # Ended first, because closing the calls would end it with an error.
+            await cancel_tasks(following)
         finally:
             await self.calls.aclose()
 

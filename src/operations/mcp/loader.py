@@ -16,6 +16,7 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull
 from pydantic import AnyUrl
 
 from operations._mcp_config import MCPClientConfig, OAuthLogin, read_servers
+from operations._tasks import cancel_tasks
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.mcp.client import MCPClient
 from operations.mcp.oauth import TokenStore, build_provider, token_path
@@ -147,11 +148,7 @@ class MCPClientLoader:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        starting = list(self._starting.values())
-        for task in starting:
-            task.cancel()
-        if starting:
-            await asyncio.wait(starting)
+        await cancel_tasks(*self._starting.values())
         clients, self._clients = list(self._clients.values()), {}
         await asyncio.gather(*(client.aclose() for client in clients))
 

@@ -29,6 +29,7 @@ from nats.js.errors import (
 )
 
 from operations._resilience import LogThrottle
+from operations._tasks import cancel_tasks
 from operations.errors import NotSentError, QueueFullError, TransportError
 from operations.pubsub.base import Consumer, Delivery, QueueState, StoredLetter
 from operations.pubsub.config import NatsConfig
@@ -302,11 +303,7 @@ class JetStream:
 
     async def aclose(self) -> None:
         """Stop the background tasks."""
-        tasks = {task for task in (self._opening, self._keeping) if task is not None}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_tasks(self._opening, self._keeping)
 
     async def consume(self, queue: str, consumer: Consumer) -> "DurableReader":
         """Consume requests, which are distributed among all consumers, and create the stream of dead letters."""
@@ -437,8 +434,7 @@ class DurableReader:
         self._closing = True
         if not self._batch.is_full:
             await asyncio.wait({self._task}, timeout=_WAIT + _LATE + 1)
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await cancel_tasks(self._task)
         with suppress(Error, TimeoutError):
             while self._arrivals.pending_msgs:
                 message = await self._arrivals.next_msg()

@@ -31,7 +31,7 @@ from redis.exceptions import (
 )
 
 from operations._resilience import Backoff, LogThrottle
-from operations._tasks import shielded
+from operations._tasks import cancel_tasks, shielded
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import BrokerTarget, wait_until
 from operations.pubsub.config import (
@@ -388,9 +388,7 @@ class ReconnectingConnection(ABC):
             self._client.connections.remove(self)
             self._client.check()
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        await cancel_tasks(task)
 
     async def _run(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from operations._decoding import enforce_bounds
-from operations._tasks import shielded
+from operations._tasks import cancel_tasks, shielded
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TransportError
@@ -348,9 +348,7 @@ class WebSocketTarget(EventTarget):
     async def aclose(self) -> None:
         """End the background task and close the socket; closing twice is harmless."""
         self._reconnects = False
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait({self.task})
+        await cancel_tasks(self.task)
         if self._last_socket is not None:
             with suppress(EOFError, OSError):
                 await self._last_socket.close()
