@@ -271,7 +271,8 @@ async def test_f21_a_request_without_a_waiting_caller_does_not_run(
 async def test_the_age_of_a_request_is_measured_by_the_server(
     jetstream: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.pubsub.nats.jetstream.time", lambda: time() + 3600)
+    for module in ("jobs", "execution"):
+        monkeypatch.setattr(f"operations.calls.{module}.time", lambda: time() + 3600)
     async with (
         connect_nats(jetstream.url, durable=True) as here,
         PendingRequestMap(here) as calls,
