@@ -6,13 +6,22 @@ python -m tests.agents.frameworks langchain pydantic-ai openai-agents openai ant
 import asyncio
 import json
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.agents.service import AGENT, CALLS, FAILURES, RAN, shop
 
+from operations import OperationRegistry
 from operations.agents import Toolbox
+
+Call: TypeAlias = tuple[str, dict[str, Any], str]
+"""The tool, its arguments, and a part of the text that the model must read."""
+
+PICTURE = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 def toolbox() -> Toolbox:
@@ -43,13 +52,24 @@ async def langchain(box: Toolbox) -> dict[str, tuple[str, bool]]:
     return texts
 
 
+def _listed(tools: list[Any]) -> dict[str, Call]:
+    """Return the calls of tools that the framework knows."""
+    known = {each.name for each in tools}
+    return {kind: call for kind, call in CALLS.items() if call[0] in known}
+
+
 async def pydantic_ai(box: Toolbox) -> dict[str, tuple[str, bool]]:
     """Let a `FunctionModel` call every tool, one per step, and return the results that it read."""
+    script = _listed(box.pydantic_ai())
+    returned = await _run_pydantic_ai(box, script)
+    texts = {kind: (text, '"error":' in text) for kind, text in returned.items()}
+    return texts | await _run_directly(box, [kind for kind in CALLS if kind not in script])
+
+
+async def _run_pydantic_ai(box: Toolbox, script: dict[str, Call]) -> dict[str, Any]:
     framework = import_module("pydantic_ai")
     parts = import_module("pydantic_ai.messages")
     models = import_module("pydantic_ai.models.function")
-    known = {each.name for each in box.pydantic_ai()}
-    script = {kind: call for kind, call in CALLS.items() if call[0] in known}
     remaining = list(script.items())
 
     def respond(_messages: Any, _info: Any) -> Any:
@@ -62,22 +82,25 @@ async def pydantic_ai(box: Toolbox) -> dict[str, tuple[str, bool]]:
 
     agent = framework.Agent(models.FunctionModel(respond), tools=box.pydantic_ai())
     result = await agent.run("Go.")
-    returned = {
-        part.tool_call_id: str(part.content)
+    return {
+        part.tool_call_id: part.content
         for message in result.all_messages()
         for part in message.parts
         if isinstance(part, parts.ToolReturnPart)
     }
-    texts = {kind: (returned[kind], '"error":' in returned[kind]) for kind in script}
-    return texts | await _run_directly(box, [kind for kind in CALLS if kind not in script])
 
 
 async def openai_agents(box: Toolbox) -> dict[str, tuple[str, bool]]:
     """Let a scripted `Model` of the OpenAI Agents SDK call every tool, one per turn."""
+    script = _listed(box.openai_agents())
+    returned = await _run_openai_agents(box, script)
+    texts = {kind: (text, '"error":' in text) for kind, text in returned.items()}
+    return texts | await _run_directly(box, [kind for kind in CALLS if kind not in script])
+
+
+async def _run_openai_agents(box: Toolbox, script: dict[str, Call]) -> dict[str, Any]:
     agents = import_module("agents")
     responses = import_module("openai.types.responses")
-    known = {each.name for each in box.openai_agents()}
-    script = {kind: call for kind, call in CALLS.items() if call[0] in known}
     remaining = list(script.items())
 
     class Scripted(agents.Model):  # type: ignore[misc, name-defined]
@@ -100,13 +123,11 @@ async def openai_agents(box: Toolbox) -> dict[str, tuple[str, bool]]:
     agents.set_tracing_disabled(True)
     agent = agents.Agent(name="scripted", model=Scripted(), tools=box.openai_agents())
     result = await agents.Runner.run(agent, "Go.", max_turns=20)
-    returned = {
-        item.raw_item["call_id"]: str(item.output)
+    return {
+        item.raw_item["call_id"]: item.raw_item["output"]
         for item in result.new_items
         if item.type == "tool_call_output_item"
     }
-    texts = {kind: (returned[kind], '"error":' in returned[kind]) for kind in script}
-    return texts | await _run_directly(box, [kind for kind in CALLS if kind not in script])
 
 
 async def _run_directly(box: Toolbox, kinds: list[str]) -> dict[str, tuple[str, bool]]:
@@ -196,7 +217,26 @@ async def check(name: str) -> None:
     assert ran == sorted(RAN.values()), (name, ran)
 
 
+async def check_images(name: str) -> None:
+    """Let the model of a framework call a tool whose result is an image."""
+    registry = OperationRegistry()
+
+    @registry.operation("draw.cup", type="query")
+    async def draw() -> bytes:
+        return PICTURE
+
+    run = {"pydantic-ai": _run_pydantic_ai, "openai-agents": _run_openai_agents}[name]
+    (content,) = (await run(Toolbox(registry), {"image": ("draw__cup", {}, "")}))["image"]
+    if name == "pydantic-ai":
+        assert (content.data, content.media_type) == (PICTURE, "image/png")
+    else:
+        assert content["type"] == "input_image"
+        assert content["image_url"] == f"data:image/png;base64,{b64encode(PICTURE).decode()}"
+
+
 if __name__ == "__main__":
     for framework in sys.argv[1:]:
         asyncio.run(check(framework))
+        if framework in ("pydantic-ai", "openai-agents"):
+            asyncio.run(check_images(framework))
         print(f"{framework}: ok, {len(CALLS)} calls")

@@ -276,8 +276,10 @@ class Toolbox:
             framework = import_module(module)
         except ImportError as error:
             raise MissingExtraError(f"Toolbox.{extra.replace('-', '_')}()", extra=extra) from error
+        # Not every model behind LangChain accepts images in the result of a tool; the others convert them.
+        run = partial(self._run, takes_images=extra != "langchain")
         tools = self._definitions(provider)
-        return [build(framework, tool, partial(self._run, tool.name)) for tool in tools]
+        return [build(framework, tool, partial(run, tool.name)) for tool in tools]
 
     def _provider_tools(self, provider: Provider) -> list[JSONObject]:
         return [PROVIDER_LIMITS[provider].wrap(each) for each in self._definitions(provider)]
@@ -518,8 +520,13 @@ def _langchain_tool(core: Any, tool: ToolDefinition, run: Run) -> Any:
 
 
 def _pydantic_ai_tool(pydantic_ai: Any, tool: ToolDefinition, run: Run) -> Any:
-    async def invoke(**arguments: Any) -> str:
-        return (await run(arguments)).text
+    def write(block: Block) -> Any:
+        if isinstance(block, str):
+            return block
+        return pydantic_ai.BinaryContent(b64decode(block.data), media_type=block.media_type)
+
+    async def invoke(**arguments: Any) -> Any:
+        return (await run(arguments)).content(write)
 
     return pydantic_ai.Tool.from_schema(
         invoke, name=tool.name, description=tool.description, json_schema=tool.schema
@@ -527,8 +534,13 @@ def _pydantic_ai_tool(pydantic_ai: Any, tool: ToolDefinition, run: Run) -> Any:
 
 
 def _openai_agents_tool(agents: Any, tool: ToolDefinition, run: Run) -> Any:
-    async def invoke(_context: Any, arguments: str) -> str:
-        return (await run(arguments)).text
+    def write(block: Block) -> Any:
+        if isinstance(block, str):
+            return agents.ToolOutputText(text=block)
+        return agents.ToolOutputImage(image_url=block.url)
+
+    async def invoke(_context: Any, arguments: str) -> Any:
+        return (await run(arguments)).content(write)
 
     return agents.FunctionTool(
         name=tool.name,

@@ -20,7 +20,7 @@ Calls may be objects of the provider's package or plain dicts.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -306,6 +306,8 @@ class Image:
 
 Block: TypeAlias = str | Image
 
+BlockT = TypeVar("BlockT")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -315,8 +317,8 @@ class Outcome:
     error: JSONObject | None = None
     blocks: Sequence[Block] = ()
 
-    def content(self, write: Callable[[Block], JSONObject]) -> str | list[JSONObject]:
-        """Return the outcome as a text or, if it contains images, as blocks in the form of a provider."""
+    def content(self, write: Callable[[Block], BlockT]) -> str | list[BlockT]:
+        """Return the outcome as a text or, if it contains images, as blocks in the form of a provider or framework."""
         return [write(block) for block in self.blocks] if self.blocks else self.text
 
     @property
