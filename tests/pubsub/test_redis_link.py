@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 
 import anyio
 import pytest
@@ -49,6 +50,20 @@ async def test_f6_a_server_that_stops_reading_is_detected_while_many_messages_wa
                 await until(lambda: not target.link.is_up)
             server.process.send_signal(signal.SIGCONT)
             await asyncio.gather(*sending, return_exceptions=True)
+
+
+@pytest.mark.requirement("R35", "F33")
+async def test_f33_a_blocked_event_loop_is_not_a_silent_server(
+    redis_server: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
+    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.5)
+    async with connect_redis(redis_server.url) as target:
+        await target.listen([target.mailbox()], SilentReceiver())
+        for _ in range(3):
+            time.sleep(0.8)  # noqa: ASYNC251 - block the loop
+            await asyncio.sleep(0.3)
+    assert "the connection to Redis was lost" not in caplog.text
 
 
 async def test_a_client_is_restored_when_the_last_broken_reader_is_closed() -> None:

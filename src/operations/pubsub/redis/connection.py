@@ -447,8 +447,12 @@ class ReconnectingConnection(ABC):
     async def _keep_alive(self, send: Callable[..., Awaitable[None]]) -> None:
         """Ping until there is no reply."""
         while True:
+            before = self._loop.time()
             await asyncio.sleep(KEEPALIVE)
-            if self._loop.time() - self._heard_at > SILENCE:
+            now = self._loop.time()
+            # While the event loop was blocked, nothing was sent or read.
+            self._heard_at = min(now, self._heard_at + now - before - KEEPALIVE)
+            if now - self._heard_at > SILENCE:
                 raise TransportError(f"no response for {SILENCE:g} seconds")
             await send("PING")
 
