@@ -63,6 +63,8 @@ async def test_f1_a_mutation_whose_only_worker_hangs_ends_long_before_its_deadli
     ):
         call = asyncio.create_task(calls.call("slow.write", write, timeout=600))
         await until(lambda: started(path))
+        # A worker that never responded to a probe may not support them.
+        await until(lambda: calls._workers.heard_at)
         worker.process.send_signal(signal.SIGSTOP)
         with anyio.fail_after(60), pytest.raises(CallError, match="may have run") as caught:
             await call
