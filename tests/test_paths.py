@@ -199,11 +199,11 @@ async def test_a_call_over_redis_runs_through_fourteen_files() -> None:
             serve_calls(adding(), far),
             PendingRequestMap(near) as calls,
         ):
-            paths = [
-                await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2})) for _ in range(9)
-            ]
+            found: list[set[str]] = []
+            while len(found) < 3:
+                path = await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2}))
+                if path.isdisjoint(HEARTBEATS):
+                    found.append(path)
 
-    found = [each for each in paths if each.isdisjoint(HEARTBEATS)]
-    assert found, "a heartbeat was sent during every call"
     longest = max(found, key=len)
     assert len(longest) <= 14, sorted(longest)
