@@ -389,15 +389,18 @@ async def test_the_name_of_a_file_as_text_is_rejected_with_advice(doc: Any, body
     assert server.requests == []
 
 
-async def test_the_padding_of_a_long_response_in_base64_is_optional(tmp_path: Path) -> None:
-    content = b"\xff" * 100_000
-    async with connected(declared_as_base64({"contentEncoding": "base64url"})) as (
-        server,
-        registry,
-    ):
+@pytest.mark.parametrize("size", [1, 5, 100_000])
+@pytest.mark.parametrize("schema", [{"format": "byte"}, {"contentEncoding": "base64url"}], ids=str)
+async def test_the_padding_of_a_response_in_base64_is_optional(
+    schema: dict[str, str], size: int, tmp_path: Path
+) -> None:
+    content = b"\xff" * size
+    async with connected(declared_as_base64(schema)) as (server, registry):
         server.content = urlsafe_b64encode(content).rstrip(b"=")
         await registry.execute("api.call", {"save_to": tmp_path / "saved"})
+        result = await registry.execute("api.call", {})
     assert (tmp_path / "saved").read_bytes() == content
+    assert result.data == content
 
 
 async def test_a_response_that_only_begins_with_base64_is_not_saved(tmp_path: Path) -> None:

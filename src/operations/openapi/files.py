@@ -335,12 +335,13 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 def from_base64(text: bytes) -> bytes:
-    """Return the bytes of a text in base64 or base64url.
+    """Return the bytes of a text in base64 or base64url; the padding at the end is optional.
 
     Raises:
         binascii.Error: If it is neither.
     """
-    return b64decode(b"".join(text.split()).translate(_URL_SAFE), validate=True)
+    text = b"".join(text.split()).translate(_URL_SAFE)
+    return b64decode(text + b"=" * (-len(text) % 4), validate=True)
 
 
 class Base64Decoder:
@@ -362,9 +363,6 @@ class Base64Decoder:
         if self._is_base64 is None and len(self._pending) < _PROBE and not is_last:
             return b""
         text = b"".join(self._pending.split())
-        if is_last and self._is_base64:
-            # The padding at the end is optional.
-            text += b"=" * (-len(text) % 4)
         end = len(text) if is_last else len(text) // 4 * 4
         try:
             data = from_base64(text[:end])
