@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from aiohttp import web
-from tests.openapi.serving import document, imported, serving
+from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations._resilience import retry_after
@@ -883,3 +883,21 @@ async def test_text_that_the_schema_does_not_allow_is_an_error() -> None:
     declared = {"application/json": {"schema": {"type": "object"}}}
     with pytest.raises(CallError):
         await received(b"all good", "text/plain", declared)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 6\r\n\r\nsecret",
+        b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\nsecret",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}secret",
+    ],
+)
+async def test_data_after_a_response_is_named_as_the_cause(response: bytes) -> None:
+    async with writing(response) as url, imported(document(), base_url=url) as registry:
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert "more data followed than it may have: with status 204 none" in caught.value.message
+    assert "secret" not in str(caught.value.message)

@@ -355,5 +355,12 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             begun=None if is_connected else False,
         )
     if isinstance(error, aiohttp.ClientError):
-        return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the response was not valid HTTP.")
+        problem = "the response was not valid HTTP"
+        # Without the data that the message of aiohttp quotes.
+        if str(getattr(error, "message", "")).startswith(("Bad status line", "Data after")):
+            problem += (
+                ", or more data followed than it may have: with status 204 none, and otherwise"
+                " as much as its Content-Length says"
+            )
+        return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: {problem}.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")
