@@ -6,12 +6,13 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp_types import jsonrpc_message_adapter
 from tests.mcp_import.support import nothing_left_behind, raw
 
 from operations import CallError, OperationRegistry
 from operations._json import as_json
 from operations.mcp import connect_mcp, repairs
-from operations.mcp.repairs import Repairs
+from operations.mcp.repairs import Repairs, read_message
 
 FAULTY = r'{"tools": [{"name": "a", "v": "\ud800"}], "x": "\ud800"}'
 
@@ -35,6 +36,37 @@ async def test_a_result_of_a_call_is_not_repaired(result: str) -> None:
                 await registry.execute("raw.pid", {})
 
     assert caught.value.message == "raw sent a response that the protocol does not allow"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"jsonrpc": "2.0", "id": 1, "result": {"tools": [{"name": "a", "n": 1.0}], "nextCursor": null}}',
+        '{"jsonrpc": "2.0", "id": "1", "error": {"code": -32601, "message": "no", "data": [1e400]}}',
+        '{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"a": 123456789012345678901234567890}}',
+        '{"jsonrpc": "2.0", "method": "notifications/message", "params": {"x": NaN, "x": -Infinity}}',
+        '{"jsonrpc": "2.0", "id": 1.0, "result": {}}',
+        '{"jsonrpc": "2.0", "id": 1.5, "result": {}}',
+        '{"jsonrpc": "2.0", "id": true, "result": {}}',
+        '{"jsonrpc": "2.0", "id": null, "error": {"code": "1", "message": "no"}}',
+        '{"jsonrpc": "2.0", "id": null, "error": {"code": 1, "message": "no"}}',
+        '{"jsonrpc": "1.0", "id": 1, "result": {}}',
+        '{"jsonrpc": "2.0", "id": 1, "result": {"x": ' + "[" * 300 + "]" * 300 + "}}",
+        '{"jsonrpc": "2.0", "id": 1, "result": {"x": 1' + "0" * 5000 + "}}",
+        r'{"jsonrpc": "2.0", "id": 1, "result": {"x": "\ud800"}}',
+        '[{"jsonrpc": "2.0", "id": 1, "result": {}}]',
+        '{"jsonrpc": "2.0", "id": 1',
+        "",
+    ],
+)  # fmt: skip
+def test_a_message_is_read_as_the_sdk_reads_it(text: str) -> None:
+    try:
+        expected = repr(jsonrpc_message_adapter.validate_json(text, by_name=False))
+    except ValueError:
+        with pytest.raises(ValueError, match=r".+"):
+            read_message(text.encode())
+    else:
+        assert repr(read_message(text.encode())) == expected
 
 
 @pytest.mark.parametrize("order", ["id first", "id last"])

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
 from typing import Any, cast
 
@@ -32,14 +31,13 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
-from pydantic import ValidationError
+from mcp_types import JSONRPCError, JSONRPCRequest
 
 from operations._decoding import build_from, enforce_bounds
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig
 from operations.mcp.failures import EDGE, Kind, answered_id, id_at_edge, seal
-from operations.mcp.repairs import Repairs
+from operations.mcp.repairs import Repairs, read_message
 
 # ------------------------------------------------------------ lines
 
@@ -414,9 +412,9 @@ def _batch(line: bytes) -> list[bytes]:
 async def _message(line: bytes, child: Child, repairs: Repairs) -> SessionMessage | None:
     try:
         return _decoded(line)
-    except ValidationError:
+    except ValueError:
         repaired = await repairs.repaired(line)
-        with suppress(ValidationError):
+        with suppress(ValueError):
             return _decoded(repaired)
         child.complain("a line that is not a message", line)
     return _failed(
@@ -424,11 +422,8 @@ async def _message(line: bytes, child: Child, repairs: Repairs) -> SessionMessag
     )
 
 
-_validate = partial(jsonrpc_message_adapter.validate_json, by_name=False)
-
-
 def _decoded(line: bytes) -> SessionMessage:
-    return SessionMessage(build_from(_validate, line))
+    return SessionMessage(build_from(read_message, line))
 
 
 def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> SessionMessage | None:
