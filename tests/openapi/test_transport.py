@@ -469,7 +469,7 @@ async def test_a_request_outside_a_call_is_repeated_once(
             HTTPServiceConfig(namespace="api", retries=retries), TrustedHosts([url])
         )
         with pytest.raises(CallError) as caught:
-            await client.fetch(method, url, {}, None)
+            await client.fetch(method, url, {}, None, True)
         await client.aclose()
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
