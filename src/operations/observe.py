@@ -97,6 +97,9 @@ class CallFinished(_CallEvent, frozen=True, kw_only=True, tag="finished"):
     parent_request_id: str | None
     identity_id: str | None
 
+    acting: tuple[str, ...] = ()
+    """The parties that act for the caller, in the order of delegation."""
+
     authority: str | None = None
     """The operation on whose authority a nested call ran; None if it ran as the caller."""
 

@@ -137,6 +137,15 @@ def test_trace_shows_calls_as_a_tree_without_their_data(run: Run, folder: Path) 
     assert stat.S_IMODE(journal.stat().st_mode) == 0o600
 
 
+def test_trace_names_the_agent_that_acts_for_a_caller(run: Run, folder: Path) -> None:
+    run("call", "work.add", "a=1", "b=2", "--as", "alice")
+    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
+    record = json.loads(journal.read_text())
+    journal.write_text(json.dumps({**record, "acting": ["assistant", "helper"]}) + "\n")
+
+    assert run("trace").out.endswith("  by alice, through assistant and helper\n")
+
+
 def test_trace_shows_calls_of_other_processes_with_many_levels(run: Run, folder: Path) -> None:
     run("call", "work.add", "a=1", "b=2")
     (journal,) = (folder / "state" / "operations").glob("*.jsonl")

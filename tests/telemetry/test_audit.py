@@ -7,6 +7,7 @@ import pytest
 from tests.support import soon
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.authority import Grants
 from operations.telemetry import Audit, AuditRecord
 
 
@@ -41,6 +42,27 @@ async def test_every_call_leaves_one_record_without_arguments(registry: Operatio
     assert records[0].parent_request_id == "req-1"
     assert outer.milliseconds >= 0
     assert b"CANARY" not in msgspec.json.encode(records)
+
+
+@pytest.mark.requirement("R46")
+async def test_a_record_names_the_agent_that_acts_for_the_caller(
+    registry: OperationRegistry,
+) -> None:
+    records: list[AuditRecord] = []
+    registry.observe(Audit(records.append))
+
+    @registry.operation("test.run")
+    async def run() -> None:
+        pass
+
+    grants = Grants(b"k" * 32)
+    token = grants.create(Identity("ann"), "assistant", operations=["test.*"], seconds=60)
+    agent = OperationContext(identity=await grants.resolve(token))
+    await registry.execute("test.run", {}, agent)
+
+    (record,) = records
+    assert (record.identity_id, record.acting) == ("ann", ("assistant",))
+    assert msgspec.json.decode(msgspec.json.encode(record))["acting"] == ["assistant"]
 
 
 @pytest.mark.requirement("R46", "R47")

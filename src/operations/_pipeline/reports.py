@@ -51,12 +51,10 @@ def report_start(
     began = perf_counter()
     if host.observed:
         identity = context.identity
-        acting, grants = ((), ()) if identity is None else identity.presented
         host.notify(
             CallStarted(
                 **_facts(operation_id, context),
-                acting=acting,
-                grants=grants,
+                grants=() if identity is None else identity.presented[1],
                 traceparent=context.metadata.get("traceparent"),
                 queued=context.channel.queued,
             )
@@ -79,12 +77,14 @@ def report_start(
 
 def _facts(operation_id: str, context: OperationContext) -> dict[str, Any]:
     """Return the fields that the first and the last event of a call share."""
+    identity = context.identity
     return {
         "request_id": context.request_id,
         "operation_id": operation_id,
         "timestamp": now(),
         "parent_request_id": context.parent_request_id,
-        "identity_id": None if context.identity is None else context.identity.id,
+        "identity_id": None if identity is None else identity.id,
+        "acting": () if identity is None else identity.presented[0],
         "authority": context.authority_id,
     }
 

@@ -385,7 +385,8 @@ async def trace(
     for root in roots[-limit:]:
         first, *nested = root.lines()
         began, caller_id = local_time(root.record.started_at), root.record.identity_id
-        by = "" if caller_id is None else f"  by {caller_id}"
+        through = f", through {' and '.join(root.record.acting)}" if root.record.acting else ""
+        by = "" if caller_id is None else f"  by {caller_id}{through}"
         screen.line((f"{began:%H:%M:%S}  ", "dim"), (first, ""), (by, "dim"))
         for line in nested:
             screen.line((line, ""))

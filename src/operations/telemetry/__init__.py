@@ -108,6 +108,9 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     identity_id: str | None = None
     """The caller; None if it is unknown."""
 
+    acting: tuple[str, ...] = ()
+    """The parties that act for the caller, such as the holder of a grant, in the order of delegation."""
+
     authority: str | None = None
     """The operation on whose authority a nested call ran; None if it ran as the caller."""
 
@@ -193,6 +196,7 @@ class Audit:
                     request_id=event.request_id,
                     parent_request_id=event.parent_request_id,
                     identity_id=event.identity_id,
+                    acting=event.acting,
                     authority=event.authority,
                     operation_id=event.operation_id,
                     outcome=event.code or "ok",
