@@ -61,6 +61,10 @@ class OperationsError(Exception):
     """The base class of all exceptions of this package."""
 
 
+class ExpiredError(OperationsError):
+    """A credential has expired by the clock of this process."""
+
+
 class CallError(OperationsError):
     """An operation failed with an error that its caller may see.
 

@@ -40,6 +40,8 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.authority.store import MemoryValues
+from operations.calls import PendingRequestMap, serve_calls
+from operations.pubsub.memory import MemoryTarget
 from operations.tools import ToolConfig, configure_tools
 
 KEY = b"k" * 32
@@ -269,6 +271,45 @@ async def test_an_expired_grant_stays_expired_if_the_clock_goes_back(
     assert not identity.grant.covers("a.b")
     with pytest.raises(ValueError, match="NaN"):
         await grants.resolve(token)
+
+
+@pytest.mark.requirement("R30")
+@pytest.mark.parametrize("seconds", [None, 300])
+async def test_workers_accept_the_grant_of_a_call_if_clocks_differ_by_ten_minutes(
+    seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, hub = [2e9], Grants(KEY)
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    monkeypatch.setattr(core, "_latest", 0)
+    deadline = None if seconds is None else (now[0] + seconds) * 1000
+    context = OperationContext(identity=ALICE, deadline=deadline)
+    token = hub.delegate("workers")("task.add", context)
+    assert token is not None
+    # The call is made late, at a worker whose clock is ahead.
+    now[0] += (seconds or 0) + 600
+
+    identity = await Grants(hub.for_name("workers")).resolve(token)
+
+    assert identity is not None
+    assert identity.id == ALICE.id
+    assert identity.grant is not None
+    assert not identity.grant.has_ended
+
+
+async def test_the_error_of_an_expired_grant_names_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, grants, target = [2e9], Grants(KEY), MemoryTarget()
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    monkeypatch.setattr(core, "_latest", 0)
+    token = grants.create(ALICE, "bot", operations=["*"], seconds=60)
+    now[0] += 61
+    async with (
+        serve_calls(OperationRegistry(), target, resolve=grants.resolve),
+        PendingRequestMap(target) as calls,
+    ):
+        with pytest.raises(CallError, match="has expired, or the clock of its issuer differs"):
+            await calls.call("services.list", credential=token)
 
 
 class BrokenValues(MemoryValues):

@@ -34,7 +34,7 @@ from operations.access import (
 )
 from operations.authority.store import LoopLocks, Store, StoreError
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, OperationsError
+from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
 from operations.types import JSONObject
 
 PREFIX: Final = "opg1."
@@ -43,8 +43,9 @@ PREFIX: Final = "opg1."
 _MAX_TOKEN = 8 * 1024
 _MAX_BLOCKS = 16
 _MAX_RESOLVED = 1_000
-_DELEGATED_MS = 60_000
-"""The least lifetime in milliseconds of a grant that a hub mints for one call; longer if the call may take longer."""
+_DELEGATED_MS = 900_000
+"""The lifetime in milliseconds of a grant that a hub mints for one call, after the deadline of the call. The clocks of
+the hub and the worker may differ by as much."""
 
 _FRESH_SECONDS = 1.5
 """Seconds for which revocations are cached. Together with the checks of open connections, a revocation takes at most 5
@@ -59,6 +60,10 @@ Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
 
 class GrantError(OperationsError, ValueError):
     """A grant cannot be read, or is not valid. The text never contains the token."""
+
+
+class _ExpiredGrantError(GrantError, ExpiredError):
+    """A grant has expired."""
 
 
 # ------------------------------------------------------------ tokens
@@ -268,7 +273,7 @@ class Grants:
             identity = None if context is None else context.identity
             if context is None or identity is None:
                 return None
-            until = max(clock() + _DELEGATED_MS, int(context.deadline or 0))
+            until = max(clock(), int(context.deadline or 0)) + _DELEGATED_MS
             if identity.expires_at is not None:
                 until = min(until, int(identity.expires_at))
             (acting, keys), grant = identity.presented, identity.grant
@@ -309,7 +314,7 @@ class Grants:
             # The identity of the subject has changed.
             identity = self._remember(token, subject, grant)[-1]
         if has_expired(identity):
-            raise GrantError("the grant has expired")
+            raise _ExpiredGrantError("the grant has expired")
         return identity
 
     def is_valid(self, grant: Grant) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from operations._resilience import LogThrottle
 from operations.access import Identity, with_check
-from operations.errors import CallError, ErrorCode, OperationsError
+from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
 from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter
 
 logger = logging.getLogger("operations")
@@ -193,6 +193,9 @@ async def identify_credential(
                 logger.info("rejected a credential: %s", reason)
             else:
                 logger.exception("the check of a credential failed", exc_info=reason)
+            if isinstance(reason, ExpiredError):
+                message = "The credential has expired, or the clock of its issuer differs"
+                raise CallError(ErrorCode.ACCESS_DENIED, message) from None
     raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
 
 
