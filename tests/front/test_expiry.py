@@ -77,9 +77,18 @@ def following() -> OperationRegistry:
 
 
 @asynccontextmanager
-async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
+async def serving(
+    keys: Keys, heartbeat: float = 15
+) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
     registry = following()
-    app = create_app(registry, identity=keys, mcp=True, websocket=True, scopes_supported=["run"])
+    app = create_app(
+        registry,
+        identity=keys,
+        mcp=True,
+        websocket=True,
+        scopes_supported=["run"],
+        heartbeat=heartbeat,
+    )
     peers = WebSocketHub(registry)
     with anyio.fail_after(20):
         async with (
@@ -388,15 +397,12 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
 
 @pytest.mark.requirement("R57")
 @ENDINGS
-async def test_a_long_mcp_call_ends(
-    end: Any, seconds: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("operations.mcp.serving.exchange.PING_SECONDS", 0.02)
+async def test_a_long_mcp_call_ends(end: Any, seconds: float | None) -> None:
     keys = keys_for(seconds)
     request = post("tools/call", {"name": "test__wait"})
     request["headers"] |= KEY
     async with (
-        serving(keys) as (url, session),
+        serving(keys, heartbeat=0.02) as (url, session),
         session.post(f"{url}/mcp", **request) as response,
     ):
         assert response.content_type == "text/event-stream"
