@@ -64,6 +64,30 @@ async def test_the_log_of_a_server_that_exits_again_and_again_is_short(
     assert [record.message for record in lines] == ["raw went away; connecting again"]
 
 
+async def test_the_log_of_a_server_that_does_not_read_cancellations_is_short(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            process = int(text_of(await registry.execute("raw.pid", {})))
+            os.kill(process, signal.SIGSTOP)
+            # More than fits into the pipe.
+            calls = [
+                asyncio.create_task(registry.execute("raw.pid", {"more": "x" * 40_000}))
+                for _ in range(5)
+            ]
+            await asyncio.sleep(0.2)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            os.kill(process, signal.SIGCONT)
+
+    lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert lines == ["raw does not read its input: it may continue a cancelled call"]
+
+
 @pytest.mark.parametrize("code", [0, 3])
 async def test_a_server_that_exits_while_its_child_holds_the_pipes_is_started_again(
     code: int,

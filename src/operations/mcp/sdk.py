@@ -6,7 +6,7 @@ if the SDK is upgraded to another minor version, so that each of them is checked
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from math import inf
 from typing import Any, Final, cast
 
@@ -63,7 +63,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
 
         self._name = name
         self._answering = 0
-        self._drops = LogThrottle()
+        self._drops, self._cancels = LogThrottle(), LogThrottle()
 
     @property
     def is_open(self) -> bool:
@@ -120,10 +120,15 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         finally:
             self._answering -= 1
 
-    async def _final_write(self, *args: Any, timeout: float, **options: Any) -> None:
-        # The SDK would let a call wait five seconds longer for a server that does not read.
-        seconds = min(timeout, _CANCEL_SECONDS)
-        await super()._final_write(*args, timeout=seconds, **options)
+    async def _final_write(
+        self, write: Callable[[], Awaitable[None]], *, shield: bool, timeout: float, describe: str
+    ) -> None:
+        # The SDK would let a call wait five seconds longer for a server that does not read, and log a line for each.
+        with anyio.move_on_after(min(timeout, _CANCEL_SECONDS), shield=shield) as scope:
+            await write()
+        if scope.cancelled_caught:
+            text = "%s does not read its input: it may continue a cancelled call"
+            logger.log(self._cancels.level(), text, self._name)
 
     async def _write(self, message: Any, metadata: Any = None) -> None:
         try:
