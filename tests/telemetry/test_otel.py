@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event, Semaphore, Thread
 from typing import Any
 
 import pytest
@@ -171,3 +171,31 @@ async def test_a_collector_that_does_not_respond_delays_the_exit_only_once(
             server.shutdown()
 
     assert was_at_once == [True]
+
+
+async def test_the_log_is_short_while_a_collector_is_unavailable(
+    registry: OperationRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(registry)
+    attempts = Semaphore(0)
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(400)
+            attempts.release()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        Thread(target=server.serve_forever).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        try:
+            with exporting(registry, endpoint=endpoint, interval=0.05):
+                await registry.execute("test.inner")
+                for _ in range(5):
+                    assert await asyncio.to_thread(attempts.acquire, timeout=20)
+        finally:
+            server.shutdown()
+
+    assert len(caplog.records) == 1

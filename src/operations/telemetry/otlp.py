@@ -6,10 +6,12 @@
 This needs the `otlp` extra; `operations.telemetry.otel` needs only the API of OpenTelemetry.
 """
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Thread
 
+from operations._resilience import LogThrottle
 from operations.errors import MissingExtraError
 from operations.registry import OperationRegistry
 from operations.telemetry import TelemetryConfig
@@ -26,6 +28,22 @@ try:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.telemetry.otlp", extra="otlp") from error
+
+
+class _OncePerMinute(logging.Filter):
+    """Limits the log while the collector is unavailable: the exporters log several lines for each attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._throttle = LogThrottle()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self._throttle.level() == logging.WARNING
+
+
+_EXPORTERS = [
+    logging.getLogger(exporter.__module__) for exporter in (OTLPSpanExporter, OTLPMetricExporter)
+]
 
 
 @options_of(TelemetryConfig)
@@ -50,6 +68,9 @@ def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator
         readers.append(PeriodicExportingMetricReader(exporter, config.interval * 1000))
     meters = MeterProvider(readers, resource=resource)
     stop = instrument(registry, tracer_provider=tracers, meter_provider=meters)
+    outages = _OncePerMinute()
+    for exporters in _EXPORTERS:
+        exporters.addFilter(outages)
     try:
         yield
     finally:
@@ -59,3 +80,5 @@ def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator
         flushing.start()
         meters.shutdown(timeout_millis=config.timeout * 1000)
         flushing.join()
+        for exporters in _EXPORTERS:
+            exporters.removeFilter(outages)
