@@ -167,6 +167,15 @@ async def test_templates_that_overlap_get_the_prefix_of_their_source() -> None:
     assert text == "two note://days/monday"
 
 
+async def test_a_wildcard_of_a_template_stands_for_several_segments() -> None:
+    async with hub(server("files", templates=("file://{root}/{path*}",))) as client:
+        listed = await addresses(client)
+        text = await read(client, "file://home/a/b%20c.txt")
+
+    assert listed == ["file://{root}/{path*}"]
+    assert text == "files file://home/a/b%20c.txt"
+
+
 async def test_operations_of_this_process_keep_their_addresses() -> None:
     registry = OperationRegistry()
 

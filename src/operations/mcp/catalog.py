@@ -17,6 +17,7 @@ Rule 2: operations that other code registered are not changed.
 """
 
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -80,7 +81,7 @@ LISTED: Final = (
 )  # fmt: skip
 """The fields of a listed prompt, resource or template that are forwarded."""
 
-
+_WILDCARD: Final = re.compile(r"\{(\w+)\*\}")
 _ADDRESS: Final[TypeAdapter[AnyUrl]] = TypeAdapter(AnyUrl)
 
 
@@ -91,6 +92,19 @@ def is_url(uri: str) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def parse_template(text: str) -> UriTemplate:
+    """Return a URI template. `{path*}` stands for several segments of a path (`{+path}`), as in FastMCP.
+
+    Raises:
+        ValueError: If it is not a valid template.
+    """
+    try:
+        return UriTemplate.parse(text)
+    except ValueError:
+        # RFC 6570 would join a list with commas, which the SDK cannot match.
+        return UriTemplate.parse(_WILDCARD.sub(r"{+\1}", text))
 
 
 class ResourceOperations:
@@ -210,7 +224,7 @@ class ResourceOperations:
         return Operation(self._spec("completions.complete", description, _COMPLETION), complete)
 
     def _template(self, entry: JSONObject, name: str) -> Operation:
-        template = UriTemplate.parse(entry["uriTemplate"])
+        template = parse_template(entry["uriTemplate"])
         schema: JSONObject = {
             "type": "object",
             "properties": {

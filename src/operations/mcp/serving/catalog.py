@@ -41,7 +41,7 @@ from typing import Any, Final, TypeVar, cast
 
 import mcp_types as types
 from mcp import MCPError
-from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+from mcp.shared.uri_template import InvalidUriTemplate
 from msgspec import to_builtins
 
 from operations._decoding import decode_json
@@ -62,7 +62,7 @@ from operations.envelopes import (
     sniffed,
 )
 from operations.mcp import codec
-from operations.mcp.catalog import LISTED, READ
+from operations.mcp.catalog import LISTED, READ, parse_template
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, text_block
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
@@ -105,7 +105,7 @@ class Resource:
 
         self.template = None
         if listed is None and "{" in self.uri:
-            self.template = UriTemplate.parse(self.uri)
+            self.template = parse_template(self.uri)
         self.mime_type: str | None = options.get("mimeType") or codec.mcp_meta(spec).get("mimeType")
 
     def match(self, uri: str) -> JSONObject | None:
