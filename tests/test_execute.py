@@ -122,6 +122,19 @@ async def test_executing_a_subscription_raises_with_advice() -> None:
 
 
 @pytest.mark.requirement("R27")
+async def test_a_call_without_input_names_what_is_missing() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("task.create")
+    async def create(title: str, owner: str) -> str:
+        return title
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.create")
+
+    assert [each["path"] for each in caught.value.details["errors"]] == ["/title", "/owner"]
+
+
 async def test_bad_input_names_every_path_and_never_reaches_the_handler() -> None:
     async def never(_input: Any, _context: OperationContext) -> None:
         raise AssertionError("the handler was called")

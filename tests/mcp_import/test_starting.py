@@ -83,6 +83,13 @@ async def test_a_program_that_does_not_exist_is_named() -> None:
     assert "on PATH" in report
 
 
+async def test_a_command_with_its_arguments_is_reported_with_the_key_for_arguments() -> None:
+    report = await report_of(MCPClientConfig(command="npx -y some-server"))
+
+    assert "there is no program npx -y some-server" in report
+    assert "next:      command is only the program: put its arguments into args" in report
+
+
 async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     report = await report_of(raw(cwd=tmp_path / "gone"))
 

@@ -138,3 +138,9 @@ async def test_a_binary_frame_does_not_end_a_websocket() -> None:
         reply = await socket.receive_json(timeout=60)
 
     assert reply["type"] == "call.responded"
+
+
+@pytest.mark.parametrize("serve", [create_app, to_mcp])
+def test_operations_without_a_registry_are_rejected(serve: Any) -> None:
+    with pytest.raises(TypeError, match="pass an OperationRegistry, not a list"):
+        serve([])

@@ -26,6 +26,7 @@ from operations._json import (
     as_json,
     count_values,
     nests_within,
+    object_of,
     reject_masked,
     to_json,
 )
@@ -205,8 +206,12 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
                 return plan, plain if held is None else held.restore(plain)
     except JSONValueError as error:
         failure = error  # reported below, with its path
+    schema = plan.spec.input_schema
+    if value is None and object_of(schema.document).get("type") == "object":
+        # Name the required properties.
+        value = {}
     try:
-        validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
+        validate_or_raise(schema, value, subject=f"input of {plan.id}")
         raise invalid_json(plan.id, failure or JSONValueError("is not JSON"))
     except CallError as error:
         error.operation_id = plan.id

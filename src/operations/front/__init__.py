@@ -18,6 +18,7 @@ Rule 5: sessions, streams and sockets end when the credential that opened them e
 import asyncio
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 from msgspec import structs, to_builtins
 
@@ -109,6 +110,8 @@ class Front:
         public_url: str = "",
         authorization_servers: Collection[str] = (),
     ) -> None:
+        if not isinstance(cast("object", registry), OperationRegistry):
+            raise TypeError(f"pass an OperationRegistry, not a {type(registry).__name__}")
         limits = limits or Limits()
         self.registry = registry
         self.gateway = Gateway(registry, admit=self.find)

@@ -402,9 +402,12 @@ def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
     if config.cwd is not None and str(error.filename) == str(config.cwd):
         return "cannot be started: there is no such folder", "set cwd to an existing folder"
     if isinstance(error, FileNotFoundError):
+        command = config.command or ""
         return (
-            f"cannot be started: there is no program {Path(config.command or '').name}",
-            "install it, or give its full path: it is searched on PATH, without a shell",
+            f"cannot be started: there is no program {Path(command).name}",
+            "command is only the program: put its arguments into args"
+            if " " in command
+            else "install it, or give its full path: it is searched on PATH, without a shell",
         )
     return f"cannot be started: {error.strerror or error}", ""
 

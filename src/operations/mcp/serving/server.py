@@ -64,7 +64,6 @@ class RegistryServer(Server[None]):
     """
 
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
-        self.service = Service(registry, settings)
         self.identity = settings.identity
         """The caller on stdio and in memory."""
 
@@ -77,6 +76,7 @@ class RegistryServer(Server[None]):
             expose_errors=settings.expose_errors,
             scopes_supported=settings.scopes_supported,
         )
+        self.service = Service(registry, settings)
         self._bus = _Bus()
         self._listen = subscriptions.ListenHandler(self._bus, max_subscriptions=MAX_WATCHED)
         self._connections: set[Connection] = set()
