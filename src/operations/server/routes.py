@@ -135,8 +135,9 @@ class Router:
     async def _elsewhere(self, state: RequestState) -> Reply:
         registry = state.front.registry
         namespace, slash, _ = (path := route_path(state.scope)[1:]).partition("/")
-        if not slash or "." in namespace:
-            # No operation can have this path, so that 404 reveals none: browsers and OAuth clients try such paths.
+        if "." in namespace:
+            # No operation or entry point can have this path. Browsers and OAuth clients request `/favicon.ico` and
+            # paths below `/.well-known`, and expect 404.
             state.scope[OPEN] = True
         await state.enter()
         if slash and registry.is_absent(namespace):
