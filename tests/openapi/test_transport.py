@@ -9,7 +9,7 @@ import ssl
 import struct
 import subprocess
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tests.openapi.echo import Echo
-from tests.openapi.serving import document, imported, serving
+from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, Identity, OperationContext
 from operations._hosts import TrustedHosts
 from operations._resilience import FAILURES
 from operations.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi.aiohttp_transport import AiohttpTransport
 from operations.openapi.aiohttp_transport import _call_error as failure
 from operations.openapi.client import ServiceClient
 from operations.openapi.transport import HTTPRequest
@@ -344,6 +345,25 @@ async def test_an_idle_connection_is_closed_before_servers_close_theirs() -> Non
             # By default, aiohttp keeps an idle connection for 15 s.
             async with asyncio.timeout(13):
                 await closed.wait()
+
+
+@pytest.mark.requirement("R35")
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="macOS has another name for it")
+async def test_a_stream_notices_a_lost_host_within_20_seconds() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    transport = AiohttpTransport(HTTPServiceConfig(namespace="api"))
+    async with writing(head) as url, aclosing(transport):
+        request = HTTPRequest(method="GET", url=f"{url}/", timeout=5, is_stream=True)
+        async with transport.send(request) as response:
+            used: Any = response
+            option = used._response.connection.transport.get_extra_info("socket").getsockopt
+            is_on = option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle = option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            interval = option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+            packets = option(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+
+    assert is_on
+    assert idle + packets * interval <= 20
 
 
 async def test_a_response_may_have_a_long_header() -> None:
