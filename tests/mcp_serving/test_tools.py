@@ -380,6 +380,22 @@ async def test_an_endless_subscription_ends_with_the_items_so_far(
 
 
 @BOTH
+async def test_a_tool_of_a_source_that_is_not_connected_is_unavailable(era: str) -> None:
+    """As at other entry points: an agent must not conclude that there is no such tool."""
+    registry = OperationRegistry()
+    registry.is_absent = lambda namespace: namespace == "shop"
+    async with Client(to_mcp(registry), mode=era) as client:
+        result = await client.call_tool("shop__order", {"item": 1})
+        with pytest.raises(MCPError, match="Unknown tool: task__add"):
+            await client.call_tool("task__add", {})
+
+    assert result.is_error
+    error = error_of(result)
+    assert (error["code"], error["retryable"]) == ("UNAVAILABLE", True)
+    assert error["message"].startswith("shop.order is not available now")
+
+
+@BOTH
 @pytest.mark.requirement("R07")
 async def test_callers_see_and_call_operations_with_access(era: str) -> None:
     writer = Identity("ann", ["task:write"])

@@ -160,7 +160,7 @@ class Service:
             caller.front.enforce_visible(tool.spec, caller.identity)
         except CallError as error:
             if error.code != ErrorCode.ACCESS_DENIED:
-                raise self._unknown("tool", name, caller) from None
+                return self._unknown_tool(name, caller, context)
             return caller.settled(tool.failure(error, context.request_id, expose=False))
         missing = [each for each in tool.requires if caller.capabilities.get(each) is None]
         if missing:
@@ -177,7 +177,7 @@ class Service:
     ) -> JSONObject:
         tool = None if self.settings.disclosure == "tools" else gateway_tools().get(name)
         if tool is None:
-            raise self._unknown("tool", name, caller)
+            return self._unknown_tool(name, caller, context)
         try:
             request, meta = gateway_request(tool, arguments, lenient=context.lenient)
             if isinstance(request, OperationCall):
@@ -191,6 +191,20 @@ class Service:
             expose = caller.front.expose_errors
             result = tool.failure(error, context.request_id, expose=expose)
         return caller.settled(result)
+
+    def _unknown_tool(self, name: str, caller: MCPCaller, context: OperationContext) -> JSONObject:
+        """Return the result for a tool that a source may have which is not connected yet.
+
+        Raises:
+            MCPError: If there is no such source.
+        """
+        operation_id = name.replace("__", ".")
+        if self.registry.is_absent(operation_id.partition(".")[0]):
+            error = self.registry.not_found(operation_id, context)
+            if error.code == ErrorCode.UNAVAILABLE:
+                result = gateway_tools()["call"].failure(error, context.request_id, expose=False)
+                return caller.settled(result)
+        raise self._unknown("tool", name, caller) from None
 
     async def _call_operation(
         self, caller: MCPCaller, call: OperationCall, context: OperationContext
