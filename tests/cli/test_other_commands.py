@@ -340,6 +340,7 @@ def test_without_a_terminal_the_demo_ends_after_its_tour(run: Run) -> None:
                   "SOLD_OUT", "HTTP 404", '"isError":true', "JPY"):  # fmt: skip
         assert words in done.out
     assert "\x1b" not in done.out
+    assert "\n\n# an HTTP endpoint" in done.out
     assert "Ctrl-C" not in done.out + done.err
 
 

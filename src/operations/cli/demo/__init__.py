@@ -163,7 +163,8 @@ async def run_tour(registry: OperationRegistry, screen: Screen) -> list[JSONObje
     seen: list[JSONObject] = []
     for step in STEPS:
         if not screen.json:
-            screen.line((f"\n# {step.what}", "dim"))
+            screen.write("")
+            screen.line((f"# {step.what}", "dim"))
             screen.line((f"> {command_of(step)}", "cyan"), overflow="keep")
         answers = [answer async for answer in answers_of(step, registry)]
         if not screen.json:
