@@ -80,11 +80,11 @@ def secret_key(key: str | bytes, purpose: str) -> bytes:
     return found
 
 
-class _TokenPart(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class TokenPart(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A part of a token."""
 
 
-class Block(_TokenPart, frozen=True, kw_only=True):
+class Block(TokenPart, frozen=True, kw_only=True):
     """One step of a delegation: the limits of its holder."""
 
     id: Name
@@ -109,7 +109,7 @@ class Block(_TokenPart, frozen=True, kw_only=True):
     """Patterns of the operations whose calls a person must approve."""
 
 
-class GrantOrigin(_TokenPart, frozen=True, kw_only=True):
+class GrantOrigin(TokenPart, frozen=True, kw_only=True):
     """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
 
     operation: str
@@ -122,21 +122,6 @@ class GrantOrigin(_TokenPart, frozen=True, kw_only=True):
 
     approve: tuple[Pattern, ...] = ()
     budgets: tuple[Budget, ...] = ()
-
-
-class Subject(_TokenPart, frozen=True, kw_only=True):
-    """The party whose authority a grant narrows."""
-
-    id: Name
-
-    scopes: tuple[str, ...] | None = None
-    """The scopes of the subject; None if the server that verifies the grant looks them up."""
-
-    resources: dict[str, tuple[str, ...]] | None = None
-    acting: tuple[str, ...] = ()
-
-    origin: GrantOrigin | None = None
-    """Set if a hub minted the grant for a call."""
 
 
 Complete: TypeAlias = Callable[[Any], Any]

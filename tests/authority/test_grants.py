@@ -86,7 +86,7 @@ def test_no_narrowing_allows_a_call_that_an_earlier_block_rejects(
 ) -> None:
     # The blocks of a grant have different ids.
     chain = [msgspec.structs.replace(block, id=str(number)) for number, block in enumerate(chain)]
-    token = resolving.mint(KEY, core.Subject(id="alice"), chain[0])
+    token = resolving.mint(KEY, resolving.Subject(id="alice"), chain[0])
     seen: list[tuple[bool, bool, int, set[tuple[str, int]]]] = []
     for number in range(len(chain)):
         if number:
@@ -160,7 +160,7 @@ def _swapped(token: str) -> str:
         lambda token: "opg1.." + "." * 50,
         lambda token: "opg1." + "x" * 9000,
         lambda token: "opg1.é.é.é",
-        lambda token: resolving.mint(b"x" * 32, core.Subject(id="alice"), new_block("bot")),
+        lambda token: resolving.mint(b"x" * 32, resolving.Subject(id="alice"), new_block("bot")),
         lambda token: "opg1." + urlsafe_b64encode(b"[" * 3000).decode().rstrip("=") + ".e30.e30",
     ],
 )

@@ -27,7 +27,8 @@ from operations.access import (
     Grant,
     GrantOrigin,
     Identity,
-    Subject,
+    Name,
+    TokenPart,
     clock,
     has_valid_credential,
     secret_key,
@@ -67,6 +68,21 @@ class _ExpiredGrantError(GrantError, ExpiredError):
 
 
 # ------------------------------------------------------------ tokens
+
+
+class Subject(TokenPart, frozen=True, kw_only=True):
+    """The party whose authority a grant narrows."""
+
+    id: Name
+
+    scopes: tuple[str, ...] | None = None
+    """The scopes of the subject; None if the server that verifies the grant looks them up."""
+
+    resources: dict[str, tuple[str, ...]] | None = None
+    acting: tuple[str, ...] = ()
+
+    origin: GrantOrigin | None = None
+    """Set if a hub minted the grant for a call."""
 
 
 class BlockOptions(TypedDict, total=False):

@@ -41,17 +41,19 @@ from operations.cli.options import (
     exit_code_of,
     first_line,
     local_time,
-    open_front,
     open_session,
     styled,
 )
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, SchemaError
+from operations.front import Front
+from operations.front.config import ServerConfig
 from operations.front.limits import call_seconds, caller_key
 from operations.front.public_errors import public_error
-from operations.hub.hub import SourceFilter
+from operations.hub import Hub, SourceFilter
 from operations.hub.journal import journal_path, read_journal
+from operations.hub.source import limits_of
 from operations.observe import spans
 from operations.schema import Schema
 from operations.schema.outline import Outline
@@ -91,7 +93,7 @@ async def call(
     """
     screen = common.screen()
     async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
-        front = open_front(hub)
+        front = _front_of(hub)
         who = await caller(hub, as_)
         spec = hub.spec(operation_id)
         if not who.trusted:
@@ -148,6 +150,18 @@ async def call(
                 if error.unexpected and not (expose or common.verbose or common.json):
                     screen.note("this caller does not see the cause; --verbose prints it", "dim")
                 raise public from error
+
+
+def _front_of(hub: Hub) -> Front:
+    """Return the front for calls of the operator, with the limits and rules of `operations serve`."""
+    options = hub.file.options(ServerConfig, hub.file.config.serve)
+    return Front(
+        hub.registry,
+        limits_of(hub.file),
+        timeout=hub.file.config.limits.timeout,
+        expose_errors=options.get("expose_errors", False),
+        scopes_supported=options.get("scopes_supported", ()),
+    )
 
 
 class _Printer:

@@ -54,11 +54,8 @@ from operations.config import (
     load_config,
 )
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
-from operations.front import Front
-from operations.front.config import ServerConfig
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
 from operations.hub.journal import recall_ids, remember_ids
-from operations.hub.source import limits_of
 from operations.specs import describable
 from operations.telemetry import LogConfig, LogFormatter
 from operations.types import JSONObject
@@ -584,15 +581,3 @@ def _report_parts(source: Source, screen: Screen, common: Common) -> None:
 def _is_quiet(hub: Hub, common: Common) -> bool:
     """Return whether neither the command line nor `[log]` configures logging."""
     return not common.verbose and not hub.file.config.log.options
-
-
-def open_front(hub: Hub) -> Front:
-    """Return the front for calls of the operator, with the limits and rules of `operations serve`."""
-    options = hub.file.options(ServerConfig, hub.file.config.serve)
-    return Front(
-        hub.registry,
-        limits_of(hub.file),
-        timeout=hub.file.config.limits.timeout,
-        expose_errors=options.get("expose_errors", False),
-        scopes_supported=options.get("scopes_supported", ()),
-    )
