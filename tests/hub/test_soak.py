@@ -21,7 +21,7 @@ from tests.leftovers import MAX_GROWTH, Memory, resident_kilobytes
 from tests.servers import free_port
 
 from operations.hub import Hub, open_hub
-from operations.hub.hub import reload
+from operations.hub.controls import reload
 from operations.server.running import running
 
 SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "3"))

@@ -18,7 +18,7 @@ from operations.authority.grants import Grants
 from operations.calls import serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.hub import Hub, open_hub
-from operations.hub.hub import reload
+from operations.hub.controls import reload
 from operations.hub.serving import build_app
 from operations.pubsub.base import EventTarget
 from operations.pubsub.redis import connect_redis

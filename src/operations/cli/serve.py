@@ -11,7 +11,8 @@ from operations._text import counted
 from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_session, settle
 from operations.config import ConfigFile
 from operations.hub import serving
-from operations.hub.hub import Hub, following
+from operations.hub.controls import following
+from operations.hub.hub import Hub
 from operations.hub.journal import writing_logs
 from operations.server.running import GRACE, is_loopback, listen, running_on
 

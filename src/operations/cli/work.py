@@ -33,7 +33,8 @@ from operations.cli.options import (
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry, WorkEntry
 from operations.errors import OperationsError
-from operations.hub.hub import Hub, SourceFilter, following
+from operations.hub import Hub, SourceFilter
+from operations.hub.controls import following
 from operations.hub.journal import writing_logs
 from operations.hub.sources import connect_broker, worker_config
 from operations.types import JSONObject
