@@ -4,8 +4,11 @@ import asyncio
 import gc
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from time import time
 from typing import Any
 
+import anyio
 import pytest
 from tests.support import single, soon
 
@@ -373,6 +376,29 @@ async def test_a_handler_can_subscribe_to_another_operation() -> None:
 async def endless(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
     while True:
         yield 1
+
+
+@pytest.mark.requirement("F13")
+@pytest.mark.parametrize(("step", "seconds"), [(3600, 60), (-3600, 0.5)])
+async def test_a_stream_keeps_its_time_if_the_clock_is_set(
+    step: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        for module in ("_pipeline.plan", "_pipeline.streams", "_resilience"):
+            set_clock = f"operations.{module}.time", lambda: time() + step
+            monkeypatch.setattr(*set_clock, raising=False)
+        yield 2
+        if step < 0:
+            await asyncio.Event().wait()
+        yield 3
+
+    stream, items = streaming(handler).subscribe("test.run", None, soon(seconds * 1000)), []
+    with anyio.fail_after(20), suppress(CallError):
+        async for envelope in stream:
+            items.append(envelope.data)  # noqa: PERF401
+
+    assert items == ([1, 2, 3] if step > 0 else [1, 2])
 
 
 async def test_a_deadline_ends_a_stream_that_never_waits() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from time import time
 from typing import Any, Self, cast
 
 from operations._pipeline.path import (
@@ -17,6 +16,7 @@ from operations._pipeline.path import (
 )
 from operations._pipeline.plan import Call, CallPlan, Envelope, NextStream, before
 from operations._pipeline.reports import fail, recorded, report_item, report_start
+from operations._resilience import TimeLimit
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 
@@ -166,10 +166,15 @@ async def _timed_items(
             await _close(items)
 
     worker = asyncio.create_task(work())
-    seconds = deadline / 1000 - time()
+    limit = context.limit
+    if limit is None:
+        # Measured with the monotonic clock, because the other one may be set.
+        limit = TimeLimit(None, deadline=deadline)
+        context = context.changed(limit=limit)
+    seconds = limit.remaining
     try:
         while True:
-            if deadline / 1000 <= time():
+            if limit.remaining <= 0:
                 raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
             answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
             wanted.put_nowait(answer)
