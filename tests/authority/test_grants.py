@@ -308,7 +308,7 @@ async def test_the_error_of_an_expired_grant_names_the_clock(
         serve_calls(OperationRegistry(), target, resolve=grants.resolve),
         PendingRequestMap(target) as calls,
     ):
-        with pytest.raises(CallError, match="has expired, or the clock of its issuer differs"):
+        with pytest.raises(CallError, match="the clock of its issuer differs"):
             await calls.call("services.list", credential=token)
 
 

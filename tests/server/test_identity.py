@@ -322,6 +322,30 @@ async def test_a_token_is_valid_only_for_its_audience(sent: Any, status: int) ->
     assert response.status == status
 
 
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        (
+            {"exp": -3600},
+            "has expired. Get a new one; if it is new, the clock of its issuer differs.",
+        ),
+        ({"nbf": 3600}, "is not valid yet: the clock of its issuer differs."),
+        ({"iat": 3600}, "is not valid yet: the clock of its issuer differs."),
+    ],
+)
+async def test_the_error_of_a_token_names_different_clocks(
+    claims: dict[str, int], reason: str
+) -> None:
+    given: dict[str, Any] = {name: time.time() + seconds for name, seconds in claims.items()}
+    sent, forged = token(**given), token(key=OTHER_KEY, **given)
+
+    response = await serving(tokens()).get("/who/secret", headers=bearer(sent))
+    unknown = await serving(tokens()).get("/who/secret", headers=bearer(forged))
+
+    assert response.json["message"] == f"The credential is not valid. It {reason}"
+    assert unknown.json["message"] == "The credential is not valid"
+
+
 async def test_claims_become_an_identity_by_default_or_by_a_function() -> None:
     claims: dict[str, Any] = {"scope": "a b", "scp": ["c"], "permissions": "d"}
     plain = await serving(tokens()).get("/who/am", headers=bearer(token(**claims)))

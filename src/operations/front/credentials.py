@@ -33,6 +33,10 @@ _MAX_DELAYED: Final = 1000
 _CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 
 
+EXPIRED: Final = "It has expired. Get a new one; if it is new, the clock of its issuer differs."
+"""Advice for a client with an expired credential."""
+
+
 class CredentialError(OperationsError):
     """A credential is not valid. The text is for logs and never contains the credential.
 
@@ -194,7 +198,7 @@ async def identify_credential(
             else:
                 logger.exception("the check of a credential failed", exc_info=reason)
             if isinstance(reason, ExpiredError):
-                message = "The credential has expired, or the clock of its issuer differs"
+                message = f"The credential is not valid. {EXPIRED}"
                 raise CallError(ErrorCode.ACCESS_DENIED, message) from None
     raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
 
@@ -218,7 +222,7 @@ async def resolved(found: Any) -> Identity | None:
     if not isinstance(identity, Identity):
         raise TypeError(f"a resolver returned {type(identity).__name__} instead of an Identity")
     if has_expired(identity):
-        raise CredentialError("a credential that has expired")
+        raise CredentialError("a credential that has expired", advice=EXPIRED)
     return identity
 
 

@@ -22,9 +22,17 @@ from operations._text import in_seconds
 from operations.access import Identity, with_check
 from operations.channel import NOTHING, CallerChannel
 from operations.context import OperationContext
-from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
+from operations.errors import (
+    CallError,
+    ExpiredError,
+    cancelled_elsewhere,
+    map_error,
+    timed_out,
+    timeout_error,
+)
 from operations.front import Front
 from operations.front.credentials import (
+    EXPIRED,
     Credential,
     CredentialError,
     InvalidCredentialError,
@@ -460,7 +468,8 @@ class RequestPipeline:
                 raise reason from None
             if isinstance(reason, CredentialError):
                 raise self.front.challenge.invalid(reason.headers, reason.advice) from reason
-            raise self.front.challenge.invalid() from reason
+            advice = EXPIRED if isinstance(reason, ExpiredError) else ""
+            raise self.front.challenge.invalid(advice=advice) from reason
         self._enforce_known(scope, identity)
         if identity is None:
             return None

@@ -24,7 +24,7 @@ from operations.access import Identity
 from operations.caller_tokens import hold_token, read_object
 from operations.errors import MissingExtraError
 from operations.front.config import JWTConfig
-from operations.front.credentials import CredentialError
+from operations.front.credentials import EXPIRED, CredentialError
 from operations.server.identity import bearer_token
 from operations.types import JSONObject
 
@@ -51,6 +51,12 @@ _STALE_AGE = 24 * 3600.0
 
 _MAX_TOKEN = 16 * 1024
 _FETCH_SECONDS = 5.0
+
+_ADVICE = {
+    "ExpiredSignatureError": EXPIRED,
+    "ImmatureSignatureError": "It is not valid yet: the clock of its issuer differs.",
+}
+"""Advice for clients, by the class of an error of PyJWT."""
 
 _ORIGIN = re.compile(r"https?://[^/?#]+")
 
@@ -132,7 +138,11 @@ class JWTs(JWTConfig):
             )
         except jwt.PyJWTError as problem:
             # Name only the class, because the text could contain parts of the token.
-            raise CredentialError(f"an invalid token: {type(problem).__name__}") from None
+            name = type(problem).__name__
+            # Times are checked after the signature.
+            raise CredentialError(
+                f"an invalid token: {name}", advice=_ADVICE.get(name, "")
+            ) from None
         names = (self.scope_claim,) if self.scope_claim else ()
         identity = self.identity(claims) if self.identity else default_identity(claims, *names)
         if identity.expires_at is None:
