@@ -45,6 +45,7 @@ def everything_said(error: BaseException | None) -> Iterator[str]:
         (":SEKRIT@127.0.0.1", "redis://"),
         ("redis://127.0.0.1/?protocol=SEKRIT", "option"),
         ("redis://127.0.0.1/?nonsense=SEKRIT", "option"),
+        ("redis://127.0.0.1/?retry=SEKRIT", "option"),
         ("rediss://127.0.0.1/?ssl_cert_reqs=SEKRIT", "option"),
         ("redis://:SEKRIT@127.0.0.1:1/", "reached"),
     ],

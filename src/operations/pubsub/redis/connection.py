@@ -18,6 +18,8 @@ from typing import Any, TypeAlias, cast
 
 import hiredis
 from redis.asyncio import ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
@@ -82,15 +84,17 @@ class Connector:
         self.prefix = config.prefix
         if self._address.kind == "cluster" and "{" not in self.prefix:
             self.prefix = f"{{{self.prefix.rstrip(':')}}}:"
+        files = config.tls_files
         # RESP2: no conversion to maps. No retries: only this package knows which commands may be repeated.
-        with suppress(TypeError, ValueError, RedisError):
+        with suppress(Exception):
             pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
                 self._address.url,
                 protocol=2,
                 client_name=f"operations-{config.client}",
                 socket_timeout=None,
                 socket_connect_timeout=self.timeout,
-                **config.tls_files,
+                retry=Retry(NoBackoff(), 0),
+                **files,
             )
             # The options are validated only now.
             first, servers = pool.make_connection(), self._address.servers
@@ -183,7 +187,6 @@ class Connector:
     async def _open(self, changed: dict[str, Any], *checks: Callable[[Any], Any]) -> Any:
         pool = self._pool
         connection = pool.connection_class(**{**pool.connection_kwargs, **changed})
-        connection.retry.update_retries(0)
         try:
             await connection.connect()
             for check in checks:
