@@ -65,6 +65,8 @@ FORBIDDEN = {
     "marshal": r"\bimport marshal\b",
 }
 
+EAGER = re.compile(r"(asyncio|loop|\(\))\.create_task\(")
+
 
 @pytest.mark.requirement("R14")
 @pytest.mark.parametrize("what", FORBIDDEN)
@@ -72,6 +74,13 @@ def test_no_module_executes_data(what: str) -> None:
     pattern = re.compile(FORBIDDEN[what])
 
     offenders = [str(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
+
+    assert offenders == []
+
+
+def test_no_task_starts_before_its_creator_continues() -> None:
+    # `create_task` runs the first step at once if the program has set `asyncio.eager_task_factory`; `Task` never does.
+    offenders = [str(path) for path in SOURCES if EAGER.search(path.read_text(encoding="utf-8"))]
 
     assert offenders == []
 

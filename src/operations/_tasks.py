@@ -12,7 +12,7 @@ def start_task(
     tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]
 ) -> "asyncio.Task[Any]":
     """Run a coroutine in the background, with a reference to its task in `tasks` until it ends."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = asyncio.Task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task

@@ -91,7 +91,7 @@ class TokenCache:
             return token
         task = self._fetching.get(key)
         if task is None or task.get_loop() is not asyncio.get_running_loop():
-            task = asyncio.create_task(self._fetch(key, fetch))
+            task = asyncio.Task(self._fetch(key, fetch))
             self._fetching[key] = task
             task.add_done_callback(lambda task: self._fetched(key, task))
         # Shielded: if one caller is cancelled, the others still receive the token.

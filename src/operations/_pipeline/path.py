@@ -341,7 +341,7 @@ async def _timed(
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
         message = f"{plan.id} was not started: its time had run out{hint}"
         raise timeout_error(message, deadline, operation_id=plan.id)
-    task = asyncio.create_task(path)
+    task = asyncio.Task(path)
     return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
 
 
@@ -380,7 +380,7 @@ def _limited(
         limit = TimeLimit(seconds, deadline=own, outer=outer)
         deadline = cast("float", limit.deadline)
         context = context.changed(deadline=deadline, limit=limit)
-        task = asyncio.create_task(call(value, context))
+        task = asyncio.Task(call(value, context))
         return await before(deadline, min(seconds, given), task, task, plan, context)
 
     return call_within

@@ -165,7 +165,7 @@ async def _timed_items(
             # Closed in this task: a handler must close its resources in the task that opened them.
             await _close(items)
 
-    worker = asyncio.create_task(work())
+    worker = asyncio.Task(work())
     limit = context.limit
     if limit is None:
         # Measured with the monotonic clock, because the other one may be set.
@@ -255,7 +255,7 @@ class Subscription:
     def abort(self) -> None:
         """Abort the subscription and its handler. The reader receives `ABORTED`."""
         if self._aborted is None and not self._closing:
-            self._aborted = asyncio.get_running_loop().create_task(self.aclose())
+            self._aborted = asyncio.Task(self.aclose())
 
     async def aclose(self) -> None:
         """End the subscription and its handler. Calling this again is harmless.

@@ -266,7 +266,8 @@ class JobRunner(ABC):
         waited = now - job.queued_at
         self.counters.queue_seconds += waited
         self.queue_buckets[bisect_left(BUCKETS, waited)] += 1
-        task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
+        context = self._context.copy()
+        task = job.task = asyncio.Task(self._run(job), loop=self._loop, context=context)
         self._running.add(task)
         return True
 

@@ -151,7 +151,7 @@ class WebSocketHub:
                     self._pass_on(operation)
 
     def _end(self, target: AcceptedTarget) -> None:
-        self.registry.keep(asyncio.ensure_future(target.aclose()))
+        self.registry.keep(asyncio.Task(target.aclose()))
 
     def _register(self, operation: Operation) -> None:
         """Register an operation of a peer, if its name is free."""

@@ -144,7 +144,7 @@ class GroupMonitor(Receiver):
             TransportError: If the broker cannot be reached.
         """
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._looking = asyncio.Task(self._look())
             # The task continues even if all waiting callers were cancelled.
             self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._looking)

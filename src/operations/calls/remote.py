@@ -169,7 +169,7 @@ class RemoteService:
         if len(self.calls.workers_by_specs) == 1:
             self._imported = set(self.calls.workers_by_specs)
         self._is_open = True
-        self._following = asyncio.get_running_loop().create_task(self._follow())
+        self._following = asyncio.Task(self._follow())
 
     def _import_all(self, offered: Iterable[_Offer]) -> list[Operation]:
         known = {operation.spec.id: operation for operation in self.operations}

@@ -372,7 +372,7 @@ class CredentialMonitor:
         entry = self._open.get(key)
         if entry is None:
             ends = _Ends()
-            entry = self._open[key] = (ends, asyncio.create_task(self._run(key, credential, ends)))
+            entry = self._open[key] = (ends, asyncio.Task(self._run(key, credential, ends)))
         ends, task = entry
         ends[token] = end
 

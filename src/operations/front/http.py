@@ -383,7 +383,7 @@ class RequestState:
         self.context.abort_nested()
         if self.answer_late is None:
             self.answer_late = partial(self.failure(self._too_late()).send, self.send)
-        self.front.registry.keep(asyncio.ensure_future(self.answer_late()))
+        self.front.registry.keep(asyncio.Task(self.answer_late()))
 
     def _too_late(self) -> CallError:
         return timed_out(self._called, self.seconds, deadline=self.context.channel.deadline)

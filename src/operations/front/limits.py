@@ -465,7 +465,7 @@ class RequestTimeout:
                 self._timer = self._loop.call_later(GRACE, self._on_overdue)
             return
         if self._receive is not None and self._watcher is None:
-            self._watcher = self._loop.create_task(self._watch_client(self._receive))
+            self._watcher = asyncio.Task(self._watch_client(self._receive), loop=self._loop)
         if self._over != _NEVER:
             self._set(self._over)
 

@@ -175,7 +175,7 @@ async def following(
         connections: Other connections whose loss is logged, by label: each returns whether it is connected.
     """
     again, loop = asyncio.Event(), asyncio.get_running_loop()
-    task = asyncio.create_task(_follow(hub, again, connections or {}), name="config changes")
+    task = asyncio.Task(_follow(hub, again, connections or {}), name="config changes")
     has_signals = receives_signals()
     if has_signals:
         with suppress(NotImplementedError):

@@ -323,8 +323,8 @@ async def supervise(
     with shutdown_event() as shutdown:
         if receives_signals():
             loop.add_signal_handler(signal.SIGHUP, processes.reload)
-        tasks = [asyncio.create_task(processes.keep(number)) for number in range(count)]
-        stopping = asyncio.create_task(shutdown.wait())
+        tasks = [asyncio.Task(processes.keep(number)) for number in range(count)]
+        stopping = asyncio.Task(shutdown.wait())
         try:
             ended, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -420,7 +420,7 @@ class _Processes:
             self._running[process] = mine
             if self._stopping.is_set():
                 self.stop()
-            listening = asyncio.create_task(self._listen(process, mine, backoff))
+            listening = asyncio.Task(self._listen(process, mine, backoff))
             try:
                 return await process.wait()
             finally:

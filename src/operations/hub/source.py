@@ -365,7 +365,7 @@ class Supervisor:
         """Start connecting in the background."""
         self.source.is_enabled = True
         if self._task is None and not self._closing.is_set():
-            self._task = asyncio.create_task(self._run(), name=f"source {self.source.label}")
+            self._task = asyncio.Task(self._run(), name=f"source {self.source.label}")
 
     async def attempted(self) -> None:
         """Wait until the first attempt has succeeded or failed."""
@@ -582,6 +582,6 @@ class Supervisor:
                 except Exception:
                     logger.exception("%s did not close cleanly", self.source.label)
 
-        task = asyncio.create_task(close(), name=f"closing {self.source.label}")
+        task = asyncio.Task(close(), name=f"closing {self.source.label}")
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)

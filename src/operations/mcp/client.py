@@ -174,7 +174,7 @@ class MCPClient:
         if self._follower is not None:
             await self._connection.acquire()
             return
-        self._follower = asyncio.create_task(self._follow(), name=f"mcp {self.name} changes")
+        self._follower = asyncio.Task(self._follow(), name=f"mcp {self.name} changes")
         try:
             self._connection.start()
             await self._connection.acquire()
@@ -233,9 +233,7 @@ class MCPClient:
         if session.is_modern and tells_of_changes:
             if self._listener is not None:
                 self._listener.cancel()
-            self._listener = asyncio.create_task(
-                self._listen(session), name=f"mcp {self.name} listens"
-            )
+            self._listener = asyncio.Task(self._listen(session), name=f"mcp {self.name} listens")
 
     # ------------------------------------------------------------ calls
 
@@ -355,7 +353,7 @@ class MCPClient:
         retries.has_refreshed = True
         with suppress(MCPError):
             # Without the context of the call, so that its caller's token is not used.
-            await asyncio.create_task(self._take(session), context=Context())
+            await asyncio.Task(self._take(session), context=Context())
             return True
         return False
 

@@ -139,7 +139,7 @@ class LiveConnection:
     def start(self) -> None:
         """Start connecting; `acquire` waits for the session."""
         # Runs in its own context, so that incoming messages are not attributed to the call that connects.
-        self._owner = asyncio.create_task(
+        self._owner = asyncio.Task(
             self._own(), name=f"mcp {self.name}", context=contextvars.Context()
         )
 
@@ -425,7 +425,7 @@ async def _open_memory(server: Any) -> AsyncGenerator[Any]:
     lowlevel = lowlevel_server(server)
     async with create_client_server_memory_streams() as (ours, theirs):
         options = lowlevel.create_initialization_options()
-        running = asyncio.create_task(lowlevel.run(*theirs, options))
+        running = asyncio.Task(lowlevel.run(*theirs, options))
         try:
             yield ours
         finally:

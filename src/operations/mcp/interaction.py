@@ -161,7 +161,7 @@ class CallInFlight:
         Raises:
             CallError: `ABORTED` if the call ended before the answer arrived.
         """
-        asking = asyncio.ensure_future(question)
+        asking = asyncio.Task(question)
         self._questions.add(asking)
         try:
             with self.timeout.paused():
@@ -178,7 +178,7 @@ class CallInFlight:
         if len(self._messages) >= MAX_MESSAGES:
             message.close()
             return
-        delivery = asyncio.ensure_future(message)
+        delivery = asyncio.Task(message)
         self._messages.add(delivery)
         delivery.add_done_callback(self._delivered)
 

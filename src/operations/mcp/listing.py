@@ -445,7 +445,7 @@ class _Watched:
         self.is_subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = server
         self._connection = connection
-        self.task = asyncio.create_task(self._keep(), name=f"mcp {server} watches {uri}")
+        self.task = asyncio.Task(self._keep(), name=f"mcp {server} watches {uri}")
 
     def report(self, uri: str) -> None:
         for watcher in self.watchers:

@@ -64,7 +64,7 @@ class MCPClientLoader:
         tasks: list[asyncio.Task[None]] = []
         for name, config in configs.items():
             self.failures.pop(name, None)
-            task = asyncio.create_task(self._start(name, config), name=f"mcp {name} starts")
+            task = asyncio.Task(self._start(name, config), name=f"mcp {name} starts")
             self._starting[name] = task
             tasks.append(task)
         if tasks:
@@ -142,7 +142,7 @@ class MCPClientLoader:
         Closing twice is harmless, and cancel scopes do not interrupt it.
         """
         if self._closing is None or self._closing.done():
-            self._closing = asyncio.create_task(self._close(), name="mcp servers close")
+            self._closing = asyncio.Task(self._close(), name="mcp servers close")
         with anyio.CancelScope(shield=True):
             # Shielded from asyncio too: a cancelled caller returns at once, and closing continues.
             await asyncio.shield(self._closing)

@@ -281,7 +281,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     """
     loop = asyncio.get_running_loop()
     # Like `asyncio.create_subprocess_exec`, which does not return the transport that `_stop` has to close.
-    starting = loop.create_task(
+    starting = asyncio.Task(
         loop.subprocess_exec(
             lambda: _Protocol(child, loop),
             cast("str", config.command),

@@ -265,7 +265,7 @@ _SERVICE_RESTART = 1012
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
     """Wait until one of several coroutines ends, and cancel the others."""
-    tasks = [asyncio.create_task(wait) for wait in waits]
+    tasks = [asyncio.Task(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

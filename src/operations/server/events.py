@@ -131,8 +131,8 @@ class _Response:
             self._pump_task.cancel()
 
     async def run(self, items: Any) -> None:
-        pump = self._pump_task = asyncio.create_task(self._pump(items))
-        gone = asyncio.create_task(wait_for_disconnect(self._state.receive))
+        pump = self._pump_task = asyncio.Task(self._pump(items))
+        gone = asyncio.Task(wait_for_disconnect(self._state.receive))
         try:
             if await _both_run(pump, gone, _START_SECONDS):
                 async with self._turn:

@@ -267,8 +267,8 @@ async def running_on(
     server = _EmbeddedServer(_config(app, config), app)
     host = config.host
     with listener or listen(host, config.port) as listening:
-        task = asyncio.create_task(server.serve([listening]))
-        ready = asyncio.create_task(server.is_ready.wait())
+        task = asyncio.Task(server.serve([listening]))
+        ready = asyncio.Task(server.is_ready.wait())
         try:
             await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():

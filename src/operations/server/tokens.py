@@ -200,7 +200,7 @@ class _Published:
         """Return the running fetch; start one if the last one was long enough ago."""
         if self._fetching is None and monotonic() - self._tried > _PAUSE:
             self._tried = monotonic()
-            self._fetching = asyncio.create_task(self._fetch(address))
+            self._fetching = asyncio.Task(self._fetch(address))
         return self._fetching
 
     async def _fetch(self, address: str) -> None:

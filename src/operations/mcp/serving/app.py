@@ -123,7 +123,7 @@ class MCPApp:
         async with self._server.lifespan(self._server):
             self._is_running = True
             sessions = self._handshake.sessions
-            expiring = asyncio.create_task(sessions.expire())
+            expiring = asyncio.Task(sessions.expire())
             try:
                 yield
             finally:
@@ -148,7 +148,7 @@ class MCPApp:
         """Run in the background, because frameworks do not run the lifespan of a mounted application."""
         if self._background is None or self._background.done():
             self._is_ready = asyncio.Event()
-            self._background = asyncio.create_task(self._run(self._is_ready))
+            self._background = asyncio.Task(self._run(self._is_ready))
         await self._is_ready.wait()
 
     async def _run(self, is_ready: asyncio.Event) -> None:

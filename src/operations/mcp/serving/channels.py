@@ -158,11 +158,11 @@ class _AskingCall:
             )
             return await run(own)
 
-        self.task = asyncio.create_task(body())
+        self.task = asyncio.Task(body())
 
     async def proceed(self) -> JSONObject | None:
         """Run the call until it ends or has questions, and return the outcome."""
-        asked = asyncio.create_task(self._asked.wait())
+        asked = asyncio.Task(self._asked.wait())
         try:
             await self._send_unsent()
             if not self._open:

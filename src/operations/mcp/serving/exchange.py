@@ -259,7 +259,7 @@ class Exchange:
 
     def _start_ping(self) -> None:
         # This task is not cancelled: the end of the stream must follow a complete head.
-        self._pinging = asyncio.create_task(self._ping())
+        self._pinging = asyncio.Task(self._ping())
         self._pinging.add_done_callback(retrieve_exception)
 
     async def _ping(self) -> None:

@@ -292,7 +292,7 @@ class RegistryServer(Server[None]):
         """Announce changes of the registry while a transport runs; end waiting calls with the last one."""
         changed = asyncio.Event()
         stop = self.service.registry.watch(lambda _event: changed.set())
-        announcer = asyncio.create_task(self._announce(changed))
+        announcer = asyncio.Task(self._announce(changed))
         self._transports += 1
         try:
             yield
@@ -453,7 +453,7 @@ async def follow(
                     MCPError(types.INTERNAL_ERROR, error.message, error.to_wire())
                 )
 
-    task = asyncio.create_task(run())
+    task = asyncio.Task(run())
     try:
         async with asyncio.timeout(caller.front.timeout):
             await asyncio.shield(is_active)

@@ -287,7 +287,7 @@ class JetStream:
         The stream was deleted, or has no leader; in the latter case the next attempt to publish may be faster.
         """
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self.open())
+            self._opening = asyncio.Task(self.open())
             self._opening.add_done_callback(self._opened)
         opening = self._opening
         await asyncio.wait({opening}, timeout=_RETRY)
@@ -346,7 +346,7 @@ class JetStream:
     async def _keep_letters(self) -> None:
         """Create the stream of dead letters, if this client has the permission."""
         if self._keeping is None:
-            self._keeping = asyncio.get_running_loop().create_task(self._create_letters())
+            self._keeping = asyncio.Task(self._create_letters())
         # With a short timeout, because without permission there is no response.
         await asyncio.wait({self._keeping}, timeout=_CONFIRM / 2)
 

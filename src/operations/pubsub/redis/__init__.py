@@ -290,7 +290,7 @@ class RedisTarget(RedisClient):
         batch, loop = self._batches.get(queue), asyncio.get_running_loop()
         if batch is None or batch.size > _BATCH_BYTES:
             batch = self._batches[queue] = _Batch()
-            batch.task = loop.create_task(self._submit(queue, batch))
+            batch.task = asyncio.Task(self._submit(queue, batch), loop=loop)
         future: asyncio.Future[Any] = loop.create_future()
         batch.arguments += (key, body)
         batch.size += len(body)

@@ -372,7 +372,7 @@ class ReconnectingConnection(ABC):
             TransportError: If connecting fails; no background task is left running.
         """
         self._client.check()
-        self._task = self._loop.create_task(self._run())
+        self._task = asyncio.Task(self._run(), loop=self._loop)
         seconds = self._client.connector.timeout
         try:
             async with asyncio.timeout(seconds):
@@ -461,7 +461,7 @@ class ReconnectingConnection(ABC):
 
     async def _run_until_first(self, *works: Coroutine[Any, Any, object]) -> None:
         """Run coroutines until the first of them ends; raise its error."""
-        tasks = [self._loop.create_task(work) for work in works]
+        tasks = [asyncio.Task(work, loop=self._loop) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()

@@ -147,7 +147,7 @@ class _ClientTarget(WebSocketTarget):
 
     async def start(self) -> None:
         link = await self._connect()
-        self.task = asyncio.get_running_loop().create_task(self._stay_connected(link))
+        self.task = asyncio.Task(self._stay_connected(link))
 
     async def _stay_connected(self, link: LibrarySocket) -> None:
         loop = asyncio.get_running_loop()
@@ -247,7 +247,7 @@ class AcceptedTarget(WebSocketTarget):
     def start(self, socket: Socket) -> None:
         """Start to transport events in the background."""
         self.connected(socket)
-        self.task = asyncio.get_running_loop().create_task(self.run(socket))
+        self.task = asyncio.Task(self.run(socket))
 
     async def wait_closed(self) -> None:
         """Return when the peer has disconnected."""
