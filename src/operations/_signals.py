@@ -1,4 +1,4 @@
-"""Shut down gracefully on SIGTERM and SIGINT, for all servers and workers of a process."""
+"""Shut down gracefully on SIGTERM and SIGINT: all servers and workers of a process, and other commands."""
 
 import asyncio
 import signal
@@ -62,3 +62,34 @@ def _ignore_first(*_: object) -> None:
     """Ignore the first signal of a process that is shutting down for another reason; the next one ends it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def exit_on_termination() -> Generator[None]:
+    """Let SIGTERM cancel the current task, as asyncio lets Ctrl-C, and then exit with code 143.
+
+    Otherwise the process would end without closing its connections or, as process 1 of a container, ignore the signal.
+    A second signal ends the process at once.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    is_default = receives_signals() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    is_received = False
+
+    def end(*_: object) -> None:
+        nonlocal is_received
+        is_received = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    if is_default:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_received:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -29,6 +29,20 @@ async def stubborn() -> None:
             pass
 """
 
+CAREFUL = """
+import asyncio
+from pathlib import Path
+from operations import OperationContext, operation
+
+@operation("work.careful")
+async def careful(context: OperationContext) -> None:
+    try:
+        await context.progress(1)
+        await asyncio.sleep(60)
+    finally:
+        Path("closed").touch()
+"""
+
 
 def test_a_defect_is_reported_without_a_traceback(
     capsys: pytest.CaptureFixture[str], folder: Path
@@ -212,6 +226,18 @@ def test_a_command_ends_although_a_handler_ignores_its_cancellation(
     assert done.returncode == 7
     assert done.stderr.startswith("TIMEOUT: work.stubborn")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_sigterm_ends_a_call_like_ctrl_c(folder: Path, environment: dict[str, str]) -> None:
+    (folder / "ops.py").write_text(CAREFUL)
+    command = [sys.executable, "-m", "operations", "call", "work.careful"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"work.careful" in process.stderr.readline()
+        process.terminate()
+
+        assert (process.wait(100), process.stderr.read()) == (143, b"")
+    assert (folder / "closed").exists()
 
 
 def test_output_in_a_pipe_is_utf_8_in_any_locale(folder: Path, environment: dict[str, str]) -> None:

@@ -55,8 +55,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 EPILOGUE = """\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found,
 5 denied, 6 invalid input, 7 timed out, 8 unavailable, 9 needs approval,
-130 interrupted. The config is the nearest operations.toml; every command
-accepts --config, --json and --help.
+130 interrupted, 143 ended by SIGTERM. The config is the nearest
+operations.toml; every command accepts --config, --json and --help.
 """
 
 

@@ -43,6 +43,7 @@ from rich.style import Style
 from rich.text import Text
 
 from operations._json import list_of, object_of, to_json
+from operations._signals import exit_on_termination
 from operations._text import counted, printable, visible_json
 from operations.config import (
     FILE_NAME,
@@ -441,7 +442,8 @@ async def _run(function: Coroutine[Any, Any, int | None], common: Common) -> int
     logging.getLogger("operations").setLevel(level)
     screen = common.screen()
     try:
-        return await function or ExitCode.DONE
+        with exit_on_termination():
+            return await function or ExitCode.DONE
     except CallError as error:
         if common.verbose and error.unexpected:
             screen.traceback()
