@@ -7,6 +7,7 @@ Rule 2: no two ids have the same name. A name that contains `__` is an id with `
 
 import json
 import re
+import unicodedata
 from collections.abc import Container, Iterable
 from difflib import get_close_matches
 from hashlib import sha256
@@ -21,6 +22,7 @@ _TELLING = re.compile(
 _LONGEST, _MOST = 200, 2_000
 """Limits of `suggestion`: characters of a name, and number of known names."""
 
+_INVISIBLE = ("Cc", "Cf", "Cn", "Co", "Cs")
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
@@ -84,6 +86,14 @@ def counted(number: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Return `text` on one line, with invisible characters escaped."""
     return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
+
+
+def hides_something(text: str) -> bool:
+    """Return whether `text` contains control, formatting (bidirectional, zero-width) or unassigned characters."""
+    line = text.replace("\n", "").replace("\r", "").replace("\t", "")
+    if line.isprintable():
+        return False
+    return any(unicodedata.category(character) in _INVISIBLE for character in line)
 
 
 def visible_json(text: str) -> str:

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations import OperationSpec, OperationType
-from operations._text import safe_name, safe_namespace
-from operations.mcp.listing import hides_something
+from operations._text import hides_something, safe_name, safe_namespace
 
 
 @given(st.text(max_size=300))

@@ -667,3 +667,18 @@ async def test_closing_a_service_twice_is_harmless(echo: Echo) -> None:
         await asyncio.gather(*(registry.execute("api.call", {}) for _ in range(5)))
         await registry.aclose()
         await registry.aclose()
+
+
+@pytest.mark.requirement("R47")
+def test_descriptions_with_invisible_characters_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = HTTPServiceConfig(namespace="api")
+    from_openapi(document(description="Read a thing.\n\n*Größe*: 🍵"), config)
+    assert not caplog.messages
+
+    from_openapi(document(description="Read a thing.\U000e0069\u200b"), config)
+    (message,) = caplog.messages
+    assert message.endswith(
+        "the descriptions of 1 operation contain invisible characters, for example that of api.call"
+    )

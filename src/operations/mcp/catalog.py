@@ -28,12 +28,12 @@ from msgspec.structs import replace as with_fields
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._json import list_of, object_of
-from operations._text import safe_name
+from operations._text import hides_something, safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.mcp import tools
-from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, hides_something, pin_key
+from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, pin_key
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType

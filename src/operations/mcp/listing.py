@@ -12,7 +12,6 @@ Rule 4: all subscribers of a resource share one subscription at the server. Afte
 import asyncio
 import logging
 import re
-import unicodedata
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,20 +45,6 @@ from operations.mcp.session import RelaySession
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
-
-_INVISIBLE = ("Cc", "Cf", "Cn", "Co", "Cs")
-
-
-def hides_something(text: str) -> bool:
-    """Return whether `text` contains control, formatting (bidirectional, zero-width) or unassigned characters."""
-    if text.isascii() and text.isprintable():
-        return False
-    return any(
-        unicodedata.category(character) in _INVISIBLE
-        for character in text
-        if character not in "\t\n\r"
-    )
-
 
 # ------------------------------------------------------------ listings
 

@@ -24,6 +24,7 @@ from operations._json import (
     object_of,
     text_of,
 )
+from operations._text import counted, hides_something
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, read_changes
@@ -255,6 +256,10 @@ class Importer:
         description.problems += request_problems(description, self._entries, is_signed=is_signed)
         for problem in description.problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
+        hiding = [each.spec.id for each in operations if hides_something(each.spec.description)]
+        if hiding:
+            text = "%s: the descriptions of %s contain invisible characters, for example that of %s"
+            _LOGGER.warning(text, self._source, counted(len(hiding), "operation"), hiding[0])
         return operations
 
     def _exported(self) -> Iterator[DocumentOperation]:
