@@ -129,6 +129,7 @@ ROWS: dict[str, Row] = {
         packages=["langchain-mcp-adapters==0.3.2", "mcp==1.30.0"], look=_python("langchain")
     ),
     "typescript-1": Row(packages=["@modelcontextprotocol/sdk@1.32.2"], look=_typescript("1")),
+    "typescript-1.10": Row(packages=["@modelcontextprotocol/sdk@1.10.2"], look=_typescript("1")),
     "typescript-1.12": Row(packages=["@modelcontextprotocol/sdk@1.12.3"], look=_typescript("1")),
     "typescript-2": Row(packages=["@modelcontextprotocol/client@2.4.0"], look=_typescript("2")),
     "inspector": Row(
