@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -118,17 +118,28 @@ class RetryBudget:
         return True
 
 
-def retry_after(text: str) -> float:
-    """Return the seconds that a Retry-After header asks for, as a number or a date; 0 if it asks for none."""
+def retry_after(headers: Mapping[str, Any]) -> float:
+    """Return the seconds that a Retry-After header asks for, as a number or a date; 0 if it asks for none.
+
+    A date counts from the Date header of the same response, because the clock of the server may differ.
+    """
+    text = str(headers.get("retry-after", ""))
     if text.isascii() and text.isdigit():
         return float(text[:9])
+    moment = _moment(text)
+    if moment is None:
+        return 0
+    now = _moment(str(headers.get("date", ""))) or datetime.now(UTC)
+    return max(0.0, (moment - now).total_seconds())
+
+
+def _moment(text: str) -> datetime | None:
+    """Return the time in an HTTP header; None if it is not valid."""
     try:
         moment = parsedate_to_datetime(text)
     except (OverflowError, ValueError):
-        return 0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+        return None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 FAILURES = 5

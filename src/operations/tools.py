@@ -394,7 +394,7 @@ class _Tool:
         if backoff.attempt + 1 >= self._retry.attempts:
             return None
         headers = object_of(object_of(error.details).get("headers"))
-        pause = backoff.pause() + retry_after(str(headers.get("retry-after", "")))
+        pause = backoff.pause() + retry_after(headers)
         ends = context.deadline if context.limit is None else context.limit.deadline
         if pause > _LONGEST_PAUSE or (ends is not None and time() + pause >= ends / 1000):
             return None

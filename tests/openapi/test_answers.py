@@ -655,14 +655,26 @@ async def test_a_post_waits_as_long_as_a_429_asks_for_but_not_beyond_its_deadlin
     assert arrived[1] - arrived[0] >= 1
 
 
+def seconds_of(text: str, **headers: str) -> float:
+    return retry_after({"retry-after": text, **headers})
+
+
 def test_retry_after_is_a_number_or_a_date() -> None:
-    assert retry_after("7") == 7
-    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert retry_after("Wed, 21 Oct 2999 07:28:00 GMT") > 10**9
-    assert retry_after("Wed, 21 Oct 2999 07:28:00") > 10**9
-    assert retry_after("soon") == 0
-    assert retry_after("Wed, 21 Oct 2015 07:28:00 +99999999999999999999") == 0
-    assert retry_after("") == 0
+    assert seconds_of("7") == 7
+    assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert seconds_of("Wed, 21 Oct 2999 07:28:00 GMT") > 10**9
+    assert seconds_of("Wed, 21 Oct 2999 07:28:00") > 10**9
+    assert seconds_of("soon") == 0
+    assert seconds_of("Wed, 21 Oct 2015 07:28:00 +99999999999999999999") == 0
+    assert seconds_of("") == 0
+    assert retry_after({}) == 0
+
+
+def test_a_date_in_retry_after_counts_from_the_date_of_the_response() -> None:
+    after = "Wed, 21 Oct 2015 07:28:07 GMT"
+    assert seconds_of(after, date="Wed, 21 Oct 2015 07:28:00 GMT") == 7
+    assert seconds_of(after, date="Wed, 21 Oct 2015 08:28:00 GMT") == 0
+    assert seconds_of(after, date="yesterday") == 0
 
 
 async def test_a_declared_redirect_is_a_response() -> None:

@@ -436,7 +436,8 @@ class ServiceClient:
         if status == 401 and call.signature.tokens and not call.has_new_token:
             call.has_new_token = True
             return 0
-        wanted = str(object_of(details.get("headers")).get("retry-after", ""))
+        headers = object_of(details.get("headers"))
+        wanted = str(headers.get("retry-after", ""))
         if call.retries >= self.config.retries or not self._may_repeat(error, call, status, wanted):
             return None
         call.was_lost = _is_lost(error)
@@ -445,7 +446,7 @@ class ServiceClient:
             return 0
         call.retries += 1
         call.backoff = call.backoff or Backoff(_FIRST_PAUSE)
-        pause = call.backoff.pause() + retry_after(wanted)
+        pause = call.backoff.pause() + retry_after(headers)
         return pause if monotonic() + pause < call.end else None
 
     def _repeats_at_once(self, call: _Call) -> bool:
