@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.server.mcpserver import MCPServer
 
 from operations import OperationSpec, OperationType
 from operations._text import hides_something, safe_name, safe_namespace
+from operations.mcp import MCPClientConfig, connect_mcp
 
 
 @given(st.text(max_size=300))
@@ -29,3 +31,26 @@ def test_hidden_characters_in_a_text_are_found() -> None:
     assert hides_something("ignore\u200b this")
     assert hides_something("\u202edesrever")
     assert hides_something("bell\x07")
+
+
+@pytest.mark.requirement("R25")
+async def test_a_tool_that_takes_the_id_of_a_prompt_or_resource_is_reported() -> None:
+    server = MCPServer("demo")
+    server.add_tool(lambda: "tool", name="resources.read")
+    server.add_tool(lambda: "tool", name="prompts.summarise")
+
+    @server.resource("memo://today")
+    def today() -> str:
+        return "Sunday"
+
+    @server.prompt()
+    def summarise() -> str:
+        return "Summarise it."
+
+    async with connect_mcp("demo", MCPClientConfig(server=server)) as client:
+        skipped = client.skipped
+
+    assert skipped == {
+        "resources.read": "its id demo.resources.read is taken",
+        "prompts.summarise": "its id demo.prompts.summarise is taken",
+    }

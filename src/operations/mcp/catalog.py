@@ -361,7 +361,10 @@ class ServerCatalog:
                 found[spec.id] = self._operation(spec, name)
                 self._ids[name] = spec.id
         for extra in self._extras(skipped):
-            found.setdefault(extra.spec.id, extra)
+            if extra.spec.id in found:
+                skipped[extra.spec.name] = f"its id {extra.spec.id} is taken"
+            else:
+                found[extra.spec.id] = extra
         instructions = self._listing.instructions
         if instructions and INSTRUCTIONS not in self.pins.waiting:
             if hides_something(instructions):
