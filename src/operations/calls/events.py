@@ -169,7 +169,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     """The number of the copy of the request, if `begun` is false."""
 
     missing: bool = False
-    """Whether the worker does not have the operation."""
+    """Whether the operation is unavailable because its source is not connected at this worker; another may have it."""
 
     def to_error(self) -> CallError:
         """Return the exception for this error."""

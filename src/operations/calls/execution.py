@@ -474,7 +474,10 @@ class JobRunner(ABC):
             begun=False,
             worker=self.mailbox,
             resends=job.request.resends,
-            missing=job.spec is None and not job.registry.has_remote,
+            # Not for an unknown operation: that would distinguish it from a hidden one.
+            missing=error.code == ErrorCode.UNAVAILABLE
+            and job.spec is None
+            and not job.registry.has_remote,
         )
 
     # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
