@@ -213,6 +213,17 @@ async def test_files_and_schemas_may_be_named_by_their_own_uris(tmp_path: Path) 
         assert not schema.check({name: {"done": 1}}), name
 
 
+@pytest.mark.parametrize("name", ["A B", "A%20B"])
+def test_a_reference_by_self_may_be_encoded_or_not(name: str) -> None:
+    own = "https://example.org/api"
+    doc = _returning({"$ref": f"{own}#/components/schemas/A%20B"})
+    doc |= {"$self": own, "components": {"schemas": {name: {"type": "integer"}}}}
+    service = from_openapi(doc, CONFIG)
+
+    assert service.problems == []
+    assert not next(iter(service)).spec.output_schema.check("text")
+
+
 @pytest.mark.parametrize("fragment", ["name", "/name", "a/name"])
 async def test_an_unresolved_part_of_a_file_is_reported(tmp_path: Path, fragment: str) -> None:
     doc = _returning({"$ref": f"part.json#{fragment}"})

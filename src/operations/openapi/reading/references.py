@@ -176,11 +176,9 @@ class References:
     def _locate(self, ref: str) -> tuple[str, Any] | None:
         fragment = ref[1:]
         if ref.startswith("#") and (not fragment or fragment.startswith("/")):
-            # Percent-encoding belongs to the URI, so it is decoded first; some documents do not encode references.
-            for pointer in dict.fromkeys((unquote(fragment), fragment)):
-                found = self._at(pointer)
-                if found is not None:
-                    return found
+            found = self._below("", fragment)
+            if found is not None:
+                return found
         # Generators that copy a schema into a document often do not adjust its references to its own `$defs`.
         if self._named is None:
             self._named = dict(self._names())
@@ -189,10 +187,16 @@ class References:
             name, _, fragment = ref.partition("#")
             named = self._named.get(name)
             if named is not None and fragment.startswith("/"):
-                named += unquote(fragment)
-            elif named is not None and fragment:
+                return self._below(named, fragment)
+            if named is not None and fragment:
                 named = self._named.get(f"{_file_of(named)}#{fragment}")
         return None if named is None else self._at(named)
+
+    def _below(self, place: str, fragment: str) -> tuple[str, Any] | None:
+        """Return the position and the value at the pointer in a reference to `place`."""
+        # Percent-encoding belongs to the URI, so it is decoded first; some documents do not encode references.
+        pointers = dict.fromkeys((place + unquote(fragment), place + fragment))
+        return next(filter(None, map(self._at, pointers)), None)
 
     def _at(self, pointer: str) -> tuple[str, Any] | None:
         """Return the position and the value at a pointer, following references on the path."""
