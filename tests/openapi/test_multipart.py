@@ -391,6 +391,18 @@ async def test_a_part_of_any_type_is_a_file_if_its_encoding_is_binary(
     ]
 
 
+async def test_a_forbidden_part_is_not_a_file(echo: Echo) -> None:
+    form = {"type": "object", "properties": {"old": False, "photo": True}}
+    encoding = {name: {"contentType": "image/png"} for name in ("old", "photo")}
+    content = {"multipart/form-data": {"schema": form, "encoding": encoding}}
+    doc = document("/thing", "post", requestBody={"content": content})
+    (part,) = await parts(doc, echo, body={"photo": "aGk="})
+    assert (part["name"], part["content"]) == ("photo", b"hi")
+    with pytest.raises(CallError) as caught:
+        await parts(doc, echo, body={"old": "aGk="})
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
 async def test_text_stays_text_where_a_file_is_possible(echo: Echo) -> None:
     doc = upload({"file": {"anyOf": [STRING, FILE]}}, {})
     (part,) = await parts(doc, echo, body={"file": "AAE="})

@@ -281,9 +281,11 @@ class OpenAPI3Reader:
         files: JSONObject = {}
         for name, node in parts.items():
             kinds = text_of(self._references.object_at(encoding.get(name)).get("contentType"))
-            part = self._references.object_at(node)
-            if not any(map(media.is_binary, kinds.split(","))):
+            found = self._references.value_at(node)
+            is_declared = found is True or is_object(found)
+            if not is_declared or not any(map(media.is_binary, kinds.split(","))):
                 continue
+            part = object_of(found)
             if part.keys() <= _ANNOTATIONS:
                 files[name] = {**part, "format": "binary"}
             elif part.get("type") == "array":
