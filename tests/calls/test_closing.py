@@ -13,7 +13,7 @@ import pytest
 from tests.calls.waiting import started, until
 from tests.calls.worlds import BrokerWorld, World, calling
 from tests.receivers import SilentReceiver
-from tests.servers import Broker
+from tests.servers import Broker, proxy
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -27,6 +27,7 @@ from operations.calls.events import (
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.redis import connection
 from operations.registry import OperationRegistry
 
 
@@ -123,6 +124,47 @@ async def test_a_worker_stays_for_callers_that_could_not_get_their_reply(
         with anyio.fail_after(60):
             assert (await paying).data == 1
             await leaving
+
+
+async def test_a_worker_stays_for_replies_that_were_lost_before_the_outage_was_noticed(
+    broker_world: BrokerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "KEEPALIVE", 0.5)
+    monkeypatch.setattr(connection, "SILENCE", 2.0)
+    options: dict[str, Any] = {}
+    if broker_world.name == "nats":
+        options["options"] = {"ping_interval": 1}
+    registry, runs, is_down = OperationRegistry(), asyncio.Event(), asyncio.Event()
+
+    @registry.operation("shop.pay")
+    async def pay() -> int:
+        runs.set()
+        await is_down.wait()
+        return 1
+
+    host, _, port = broker_world.url.rpartition(":")
+    async with proxy(int(port)) as through:
+        options["url"] = f"{host}:{through.port}"
+        async with (
+            broker_world.connect(**options) as here,
+            PendingRequestMap(here) as calls,
+            broker_world.connect(**options) as there,
+            serve_calls(registry, there, grace=60) as server,
+        ):
+            paying = asyncio.create_task(calls.call("shop.pay", timeout=50))
+            await asyncio.wait_for(runs.wait(), 30)
+            through.swallow()
+            is_down.set()
+            await until(lambda: not server.jobs)
+            await until(lambda: not (here.is_connected or there.is_connected))
+            leaving = asyncio.create_task(server.aclose())
+            # Longer than a worker without calls needs to stop.
+            await asyncio.wait({leaving}, timeout=4)
+            through.swallow(False)
+            through.cut()
+            with anyio.fail_after(60):
+                assert (await paying).data == 1
+                await leaving
 
 
 @pytest.mark.parametrize("first", ["target", "map", "worker"])

@@ -29,7 +29,7 @@ from operations.calls.events import (
     ResponsePayload,
     encode_event,
 )
-from operations.calls.states import StreamEntry
+from operations.calls.states import Outages, StreamEntry
 from operations.envelopes import LocalResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
@@ -124,3 +124,15 @@ async def test_items_are_delivered_in_order_or_the_subscription_fails(data: st.D
     else:
         assert delivered == list(range(len(delivered)))
         assert code == ErrorCode.UNAVAILABLE
+
+
+async def test_outages_in_a_row_began_with_the_first_one() -> None:
+    outages = Outages()
+    outages.lost()
+    began = outages.lost_at
+    assert began == outages.changed_at > 0
+    await anyio.sleep(0.05)
+    outages.restored()
+    # Other clients have not had time to reconnect.
+    outages.lost()
+    assert outages.lost_at == began < outages.changed_at

@@ -346,7 +346,7 @@ class Outages:
 
     Attributes:
         changed_at: When it was last lost or restored; 0 if it never was.
-        lost_at: When it was last lost; 0 if it never was.
+        lost_at: When the last outage began, or the first one of several outages in a row; 0 if there was none.
         restored_at: When it was last restored; 0 if it never was.
     """
 
@@ -358,7 +358,9 @@ class Outages:
     def lost(self) -> None:
         """Record that the connection was lost, unless it already is."""
         if self._settled_at != NEVER:
-            self.changed_at = self.lost_at = asyncio.get_running_loop().time()
+            self.changed_at = asyncio.get_running_loop().time()
+            if self.is_settled:
+                self.lost_at = self.changed_at
             self._settled_at = NEVER
 
     def restored(self) -> None:

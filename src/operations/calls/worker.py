@@ -66,8 +66,8 @@ logger = logging.getLogger("operations")
 _CLOSING = 1.0
 """Seconds for cancelled handlers to end, and for last replies, when a worker stops."""
 
-_REPLY_SECONDS = 1.0
-"""Seconds before an outage in which replies may not have arrived."""
+_REPLY_SECONDS = 20.0
+"""Seconds before an outage was noticed in which replies may not have arrived: a silent connection is closed later."""
 
 
 class CallServer(JobRunner, Receiver):
