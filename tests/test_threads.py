@@ -1,5 +1,8 @@
 import asyncio
 import contextvars
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -172,3 +175,21 @@ def test_a_pool_serves_one_loop_after_another() -> None:
 
     assert asyncio.run(crowd()) == [1, 1, 1]
     assert asyncio.run(crowd()) == [1, 1, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_starts_its_own_threads() -> None:
+    code = """
+import asyncio, os
+from operations._pipeline.plan import ThreadPool
+pool = ThreadPool()
+run = lambda: asyncio.run(asyncio.wait_for(pool.run(lambda: 0), 20))
+run()
+child = os.fork()
+if not child:
+    os._exit(run())
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=100, check=False)
+
+    assert done.returncode == 0

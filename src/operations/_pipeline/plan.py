@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import time
 from typing import Any, Final, Protocol, TypeAlias, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec.json import encode
 
@@ -118,6 +119,7 @@ class ThreadPool:
         )
         self._idle: deque[SimpleQueue[_Job | None]] = deque()
         self.abandoned = 0
+        _pools.add(self)
 
     async def run(
         self, function: Callable[..., Any], *args: Any, on_abandon: Callable[[], None] | None = None
@@ -156,6 +158,11 @@ class ThreadPool:
         while self._idle:
             self._idle.popleft().put(None)
 
+    def forget_threads(self) -> None:
+        """Start new threads from now on: a forked process has none of the threads of its parent."""
+        self._idle.clear()
+        self.abandoned = 0
+
     def _start(self, job: _Job) -> None:
         try:
             inbox = self._idle.pop()
@@ -185,6 +192,18 @@ class ThreadPool:
             self._idle.append(inbox)
             job.hand_over()
             del job
+
+
+_pools: WeakSet[ThreadPool] = WeakSet()
+
+
+def _forget_all_threads() -> None:
+    for pool in _pools:
+        pool.forget_threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_threads)
 
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
