@@ -258,6 +258,8 @@ def test_a_user_may_have_no_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
 
     assert run("trace").code == 0
+    installed = run("completion", "bash", "--install")
+    assert (installed.code, "set HOME" in installed.err) == (1, True)
 
 
 def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:

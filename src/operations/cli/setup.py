@@ -303,9 +303,13 @@ async def completion(
         except ImportError:  # Its extra is missing.
             del app[name]
     if install:
-        screen.note(
-            f"written to {app.install_completion(shell=shell)}; it takes effect in new shells"
-        )
+        try:
+            written = app.install_completion(shell=shell)
+        except RuntimeError:
+            raise OperationsError(
+                "this user has no home folder: set HOME, or print the script without --install"
+            ) from None
+        screen.note(f"written to {written}; it takes effect in new shells")
     else:
         screen.write(app.generate_completion(shell=shell))
 
