@@ -1056,6 +1056,13 @@ def test_type_aliases_are_named_unless_they_are_scalars() -> None:
     }
 
 
+@pytest.mark.parametrize("text", ["int |", "Missing", "re.Missing", "int[str]"])
+def test_a_quoted_type_alias_that_cannot_be_resolved_is_named(text: str) -> None:
+    bad: Any = typing_extensions.TypeAliasType("Bad", text)
+    with pytest.raises(SchemaError, match="the type alias Bad cannot be resolved"):
+        schema_for(list[bad])
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement came with Python 3.12")
 @pytest.mark.parametrize("name", ["Nest", '"Nest"'])
 def test_type_aliases_may_be_recursive(name: str, tmp_path: pathlib.Path) -> None:

@@ -31,6 +31,8 @@ from typing import (
 
 import msgspec
 
+from operations.errors import SchemaError
+
 _QUALIFIERS = frozenset({ClassVar, Final, NotRequired, Required})
 _READ_ONLY = frozenset({"typing.ReadOnly", "typing_extensions.ReadOnly"})
 _UNPACK = frozenset({"typing.Unpack", "typing_extensions.Unpack"})
@@ -187,14 +189,21 @@ def is_alias(annotation: Any) -> bool:
 
 
 def alias_value(annotation: Any) -> Any:
-    """Return the type of a type alias, with its parameters substituted."""
+    """Return the type of a type alias, with its parameters substituted.
+
+    Raises:
+        SchemaError: If it cannot be resolved.
+    """
     alias = get_origin(annotation) or annotation
     own = {each.__name__: each for each in alias.__type_params__}
     names = {**own, alias.__name__: alias}
-    quoted = SimpleNamespace(__annotations__={"value": alias.__value__})
-    value = get_type_hints(
-        quoted, vars(sys.modules.get(alias.__module__, builtins)), names, include_extras=True
-    )["value"]
+    known = vars(sys.modules.get(alias.__module__, builtins))
+    try:
+        quoted = SimpleNamespace(__annotations__={"value": alias.__value__})
+        value = get_type_hints(quoted, known, names, include_extras=True)["value"]
+    except Exception as error:
+        message = f"the type alias {alias.__name__} cannot be resolved: {error}"
+        raise SchemaError(message) from error
     return substitute(value, dict(zip(alias.__type_params__, get_args(annotation), strict=False)))
 
 
