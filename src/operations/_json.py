@@ -191,7 +191,7 @@ def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     Raises:
         JSONValueError: If some part is not JSON and cannot be converted to it.
     """
-    if not _is_plain(value, max_depth):
+    if not is_plain(value, max_depth):
         return to_json(value, max_depth)
     try:
         # Runs in C; raises for lone surrogates and for integers of more than 64 bits.
@@ -204,7 +204,7 @@ def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
 _write = msgspec.msgpack.Encoder().encode
 
 
-def _is_plain(value: Any, max_depth: int) -> bool:
+def is_plain(value: Any, max_depth: int) -> bool:
     """Return whether `value` has exactly the types of JSON and no more than `max_depth` levels."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
@@ -219,7 +219,7 @@ def _is_plain(value: Any, max_depth: int) -> bool:
     if max_depth <= 0:
         return False
     for item in items:  # noqa: SIM110 - a generator takes twice as long
-        if type(item) not in _PLAIN_ITEMS and not _is_plain(item, max_depth - 1):
+        if type(item) not in _PLAIN_ITEMS and not is_plain(item, max_depth - 1):
             return False
     return True
 

@@ -113,6 +113,22 @@ ANSWERED: dict[str, tuple[Any, Any]] = {
         },
         {},
     ),
+    "typed defaults that double at each level": (
+        {
+            "$ref": "#/$defs/n0",
+            "$defs": {
+                f"n{i}": {
+                    "type": "object",
+                    "properties": {
+                        side: {"$ref": f"#/$defs/n{i + 1}", "default": {}} for side in ("l", "r")
+                    },
+                }
+                for i in range(20)
+            }
+            | {"n20": {"type": "string"}},
+        },
+        {},
+    ),
     "requirements that double at each level": (
         {
             "$ref": "#/$defs/n0",

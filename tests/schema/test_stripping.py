@@ -1,6 +1,7 @@
 """The quick pass: in C for plain shapes, in Python for others, with equal results."""
 
 import math
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -68,6 +69,11 @@ def _is_exact(document: Any) -> bool:
             "properties": {"not an identifier!": {"type": "string", "default": "x"}},
         },
         {"type": "object", "properties": {"a": {"enum": ["a", 1]}, "b": {"const": None}}},
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "object", "properties": {"a": {"type": "array"}}},
+        {"anyOf": [{"type": "object"}, {"type": "null"}]},
     ],
 )
 def test_plain_shapes_are_converted_in_c(document: Any) -> None:
@@ -77,11 +83,7 @@ def test_plain_shapes_are_converted_in_c(document: Any) -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        {},
-        {"type": "object"},
         {"properties": {"a": {"type": "integer"}}},
-        {"type": "object", "properties": {"a": {}}},
-        {"type": "object", "properties": {"a": {"type": "array"}}},
         {"type": "object", "properties": {"a": {"$ref": "#"}}},
         {"type": "object", "properties": {"a": False, "b": {"type": "string"}}},
         {
@@ -92,7 +94,6 @@ def test_plain_shapes_are_converted_in_c(document: Any) -> None:
         {"type": "array", "prefixItems": [POINT]},
         {"anyOf": [POINT, {"type": "object", "properties": {"z": {"type": "null"}}}]},
         {"anyOf": [POINT, {}]},
-        {"anyOf": [{"type": "object"}, {"type": "null"}]},
         {"allOf": [{"anyOf": [POINT, {"type": "null"}]}, {"anyOf": [POINT, {"type": "string"}]}]},
         {
             "type": "object",
@@ -302,3 +303,44 @@ def test_undeclared_names_are_cached_up_to_a_limit() -> None:
     value = {f"a{i}": {"x": 1, "y": 1} for i in range(1_500)} | {"b": 1}
 
     assert _strip(document, value) == {f"a{i}": {"x": 1} for i in range(1_500)} | {"b": 1}
+
+
+NESTED: Any = []
+for _ in range(31):
+    NESTED = [NESTED]
+FREE = {"type": "array", "items": {"type": "object", "properties": {"free": {}}}}
+
+
+@pytest.mark.parametrize(
+    "free", [1, 0.5, "\u00e4", None, True, [], {"a": [{"b": None}]}, [1, [2.5, {}]], NESTED]
+)
+def test_a_part_without_a_schema_is_copied_in_c(free: Any) -> None:
+    shape = _shape(FREE)
+    assert shape is not None
+    value = [{"free": free, "other": 1}]
+    stripped, differs = TypedStrip(shape, None).strip(value)
+
+    assert (stripped, differs) == ([{"free": free}], True)
+    assert not isinstance(free, (dict, list)) or stripped[0]["free"] is not free
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        b"bytes", (1, 2), {1: 2}, {"a": b""}, [math.nan], math.inf, [NESTED], Decimal(1), {"a": {1, 2}},
+        datetime(2026, 1, 1, tzinfo=UTC), "\ud800", [2**70],
+    ],
+)  # fmt: skip
+def test_a_part_without_a_schema_that_may_not_be_json_is_not_copied_in_c(free: Any) -> None:
+    shape = _shape(FREE)
+    assert shape is not None
+    with pytest.raises(NeedsRepair):
+        TypedStrip(shape, None).strip([{"free": free}])
+
+
+def test_a_value_with_a_part_without_a_schema_is_not_known_to_be_clean() -> None:
+    planner = Planner(Checker(FREE))
+    root = planner.plan((planner.document.root,))
+    typed = StrippingPass(Pass(planner)).typed(root, checks=True)
+    assert typed is not None
+    assert (typed.check, typed.check_text) == (None, None)

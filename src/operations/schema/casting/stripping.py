@@ -155,7 +155,7 @@ class TypedStrip:
         Raises:
             NeedsRepair: If the type does not accept the value.
         """
-        finish, fills = self.shape.finish, self.shape.fills
+        finish, must_finish = self.shape.finish, self.shape.must_finish
         try:
             if type(value) is not dict and holds_objects(value):
                 dumped = dumped_models(value)
@@ -171,12 +171,12 @@ class TypedStrip:
                         self._packs = False
                     else:
                         differs = pack(result) != packed
-                        if fills and finish is not None:
+                        if must_finish and finish is not None:
                             differs = finish([result], [result]) or differs
                         return result, differs
                 value = without_objects(value) if dumped is None else dumped
             result = self.decode(pack(value))
-            if finish is None or (not fills and is_unchanged(value, result)):
+            if finish is None or (not must_finish and is_unchanged(value, result)):
                 return result, False
             return result, finish([value], [result])
         except REFUSALS:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 
 import msgspec
 
-from operations._json import to_json
+from operations._json import is_plain, to_json
 from operations.schema.plans import MISSING, Plan, scalar_types
 
 Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
@@ -27,7 +27,7 @@ from its result. It processes all values of one place at once, mostly in C. Rais
 that are not dicts with these names."""
 
 _MAX_LEVELS = 32
-"""The largest depth of types: half of `MAX_DEPTH`, which is enough for nearly all data."""
+"""The largest depth of types, and of parts without a schema: half of `MAX_DEPTH`, enough for nearly all data."""
 
 _EXPRESSED = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
 """Keywords that a type expresses completely."""
@@ -53,8 +53,8 @@ class PlanType(msgspec.Struct, frozen=True, gc=False):
     finish: Finish | None = None
     """The remaining work after decoding; None if the type contains no objects."""
 
-    fills: bool = False
-    """Whether `finish` may fill defaults."""
+    must_finish: bool = False
+    """Whether `finish` is needed even if decoding changes nothing: to fill defaults, or to check an unknown part."""
 
     complete: int | None = None
     """For an object without nested objects: the number of properties with which no default is missing."""
@@ -97,7 +97,8 @@ class Shaper:
         if leaves is not None:
             return self._leaf(plan, leaves)
         if plan.is_unknown:
-            return None
+            # A closed type only checks, and no type rejects NaN in an unknown part.
+            return None if self._closed else _unknown()
         if plan.choices:
             return self._chosen(plan)
         if plan.types is None:
@@ -135,7 +136,7 @@ class Shaper:
         defaults: dict[str, Any] = {}
         nested: dict[str, Finish] = {}
         depth = 0
-        exact, fills = True, False
+        exact, must_finish = True, False
         for name, field in plan.fields.items():
             if not field.kept or field.barred:
                 return None
@@ -146,7 +147,7 @@ class Shaper:
             default = self._default(part, name in plan.required)
             if default is not MISSING:
                 defaults[name] = default
-            fills = fills or shape.fills or default is not MISSING
+            must_finish = must_finish or shape.must_finish or default is not MISSING
             # A property with a default may be absent, except in a value that needs no change.
             needed = name in plan.required if default is MISSING else self._closed
             fields[name] = shape.type, needed
@@ -164,7 +165,7 @@ class Shaper:
             return None
         complete = len(fields) if defaults else 0
         finish = _object_finish(defaults, nested, complete)
-        return PlanType(kind, depth + 1, exact, finish, fills, None if nested else complete)
+        return PlanType(kind, depth + 1, exact, finish, must_finish, None if nested else complete)
 
     def _map(self, plan: Plan) -> PlanType | None:
         part = plan.children[""]
@@ -173,7 +174,7 @@ class Shaper:
             return None
         kind = _generic(dict, str, shape.type)
         finish = _map_finish(shape.finish)
-        return PlanType(kind, shape.depth + 1, shape.exact, finish, shape.fills)
+        return PlanType(kind, shape.depth + 1, shape.exact, finish, shape.must_finish)
 
     def _array(self, plan: Plan) -> PlanType | None:
         first, rest = plan.items
@@ -183,7 +184,9 @@ class Shaper:
         finish = shape.finish and _array_finish(shape.finish)
         flat = None if shape.complete is None else shape.finish
         kind = _generic(list, shape.type)
-        return PlanType(kind, shape.depth + 1, shape.exact, finish, shape.fills, finish_items=flat)
+        return PlanType(
+            kind, shape.depth + 1, shape.exact, finish, shape.must_finish, finish_items=flat
+        )
 
     def _chosen(self, plan: Plan) -> PlanType | None:
         """Return a union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
@@ -223,6 +226,17 @@ def _closed(fields: dict[str, tuple[Any, bool]]) -> Any:
     )
 
 
+def _unknown() -> PlanType:
+    """Return the type of a value without a schema, with at most half of the levels."""
+
+    def finish(before: list[Any], _after: list[Any]) -> bool:
+        if not is_plain(before, _MAX_LEVELS + 1):
+            raise TypeError(before)
+        return False
+
+    return PlanType(Any, _MAX_LEVELS, exact=False, finish=finish, must_finish=True)
+
+
 def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete: int) -> Finish:
     parts = [(name, itemgetter(name), finish) for name, finish in nested.items()]
 
@@ -238,7 +252,9 @@ def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete
             except KeyError:
                 results = [item[name] for item in after if name in item]
                 values = [b[name] for b, a in zip(before, after, strict=True) if name in a]
-            differs = finish_part(values, results) or differs
+            # Absent parts are skipped: definitions with two references each have exponentially many parts.
+            if results and finish_part(values, results):
+                differs = True
         if count < complete * len(after):
             for name, default in defaults.items():
                 for item in after:
@@ -316,5 +332,5 @@ def _union(shapes: Iterable[PlanType], *, exact: bool) -> PlanType | None:
         max(shape.depth for shape in found),
         exact,
         next(iter(finishes), None),
-        any(shape.fills for shape in found),
+        any(shape.must_finish for shape in found),
     )
