@@ -7,6 +7,7 @@ not prevent the others from being found.
 import importlib
 import importlib.util
 import logging
+import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -132,7 +133,7 @@ class _Scan:
         modules.
         """
         root = path if path.is_dir() else path.parent
-        package = f"_operations_{sha256(str(root).encode()).hexdigest()[:16]}"
+        package = f"_operations_{sha256(os.fsencode(root)).hexdigest()[:16]}"
         if package not in sys.modules:
             sys.modules[package] = ModuleType(package)
             sys.modules[package].__path__ = [str(root)]

@@ -251,6 +251,19 @@ def test_output_in_a_pipe_is_utf_8_in_any_locale(folder: Path, environment: dict
     assert "☃" in done.stdout.decode()
 
 
+def test_a_folder_may_have_a_name_that_the_locale_cannot_encode(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    named = folder.rename(folder.with_name("größe"))
+    variables = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "operations", "call", "work.add", "a=1"], cwd=named,
+        env={**environment, **variables}, capture_output=True, timeout=150, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"2\n", b"")
+
+
 def test_a_user_may_have_no_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -6,6 +6,7 @@ Rule 3: the size is limited: when a file is full, it replaces the previous one, 
 Rule 4: shell completion uses the ids from the last time that the config was open, because opening sources is slow.
 """
 
+import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
@@ -24,7 +25,7 @@ def journal_path(file: ConfigFile) -> Path:
     """Return the path of the file for the calls of a config."""
     if file.config.trace.file is not None:
         return file.resolve(file.config.trace.file)
-    name = sha256(str(file.path or file.folder).encode()).hexdigest()[:16]
+    name = sha256(os.fsencode(file.path or file.folder)).hexdigest()[:16]
     return state_folder() / f"{name}.jsonl"
 
 
