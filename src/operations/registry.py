@@ -26,6 +26,7 @@ from operations._pipeline.plan import (
 from operations._pipeline.reports import report_refusal
 from operations._pipeline.streams import Subscription, stream
 from operations._registrations import Registrable, Registrations
+from operations._resilience import TimeLimit
 from operations.authority import Authority
 from operations.context import Execute, OperationContext, OperationEnv
 from operations.envelopes import ResponseEnvelope
@@ -408,6 +409,9 @@ def _within(seconds: float, context: OperationContext | None) -> OperationContex
     deadline = (time.time() + seconds) * 1000
     if context is None:
         return OperationContext(deadline=deadline)
+    if context.limit is not None:
+        limit = TimeLimit(None, deadline=deadline, outer=context.limit)
+        return with_fields(context, deadline=limit.deadline, limit=limit)
     earliest = deadline if context.deadline is None else min(deadline, context.deadline)
     return with_fields(context, deadline=earliest)
 

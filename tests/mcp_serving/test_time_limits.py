@@ -249,3 +249,30 @@ async def test_a_timeout_in_the_tools_table_applies_to_nested_calls() -> None:
             result = await client.call_tool("do__nested", {})
 
     assert error_of(result)["code"] == "TIMEOUT"
+
+
+async def test_a_handler_can_shorten_the_time_of_a_call() -> None:
+    registry = registry_of()
+
+    @registry.operation("do.nested")
+    async def nested(context: OperationContext, timeout: float) -> str:
+        request = {"steps": 3, "seconds": 0.2}
+        result = await registry.execute("do.work", request, context, timeout=timeout)
+        return str(result.data)
+
+    async with Client(to_mcp(registry)) as client:
+        with anyio.fail_after(20):
+            ended = await client.call_tool("do__nested", {"timeout": 0.3})
+            finished = await client.call_tool("do__nested", {"timeout": 15})
+
+    assert error_of(ended)["code"] == "TIMEOUT"
+    assert not finished.is_error
+
+
+async def test_a_longer_time_of_a_call_does_not_extend_its_limit() -> None:
+    registry = registry_of()
+    limit = TimeLimit(0.3)
+    context = OperationContext(limit=limit, deadline=limit.deadline)
+    with anyio.fail_after(20), pytest.raises(CallError) as raised:
+        await registry.execute("do.work", {"seconds": 30}, context, timeout=15)
+    assert raised.value.code == ErrorCode.TIMEOUT
