@@ -159,6 +159,7 @@ NOT_CALLED = {
     "operations.front.search.Found": "made by a search, not by users",
     "operations.front.search.Search": "decoded from a request, not made by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",
+    "operations.telemetry.AuditRecord": "made by a call, not by users",
 }
 
 
