@@ -284,6 +284,16 @@ def test_other_applications_are_rejected(option: str) -> None:
         create_app(OperationRegistry(), **options)
 
 
+@pytest.mark.parametrize("option", ["heartbeat", "timeout"])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_times_that_are_not_positive_are_rejected(option: str, seconds: float) -> None:
+    """A stream with a heartbeat of 0 would send comments without a pause."""
+    options: Any = {option: seconds}
+    for build in (create_app, to_mcp):
+        with pytest.raises(ValueError, match=f"{option} is a positive number"):
+            build(OperationRegistry(), **options)
+
+
 async def test_small_responses_are_sent_without_delay() -> None:
     async with running(create_app(OperationRegistry())) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))

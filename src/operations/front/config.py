@@ -171,9 +171,16 @@ class MCPServerSettings:
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "heartbeat", "max_items",
             "max_items_bytes", "session_idle_timeout",
         )  # fmt: skip
-        for name in numbers:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is a positive number, not {getattr(self, name)!r}")
+        _enforce_positive(self, *numbers)
+
+
+def _enforce_positive(settings: object, *names: str) -> None:
+    """Raise `ValueError` if one of these settings is not a positive number."""
+    for name in names:
+        value = getattr(settings, name)
+        # Comparisons with NaN are false.
+        if not value > 0:
+            raise ValueError(f"{name} is a positive number, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +262,7 @@ class ServerConfig:
             scopes_supported=self.scopes_supported,
             authorization_servers=self.authorization_servers,
         )
+        _enforce_positive(self, "timeout", "heartbeat")
         if self.authorization_servers and not self.public_url:
             raise ValueError("authorization_servers need public_url: tokens are issued for it")
         if self.public_url and not self.public_url.startswith(("https://", "http://")):
