@@ -44,7 +44,7 @@ PREFIX: Final = "opg1."
 _MAX_TOKEN = 8 * 1024
 _MAX_BLOCKS = 16
 _MAX_RESOLVED = 1_000
-_DELEGATED_MS = 900_000
+_DELEGATED_MS = 300_000
 """The lifetime in milliseconds of a grant that a hub mints for one call, after the deadline of the call. The clocks of
 the hub and the worker may differ by as much."""
 
