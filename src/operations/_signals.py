@@ -66,7 +66,7 @@ def _ignore_first(*_: object) -> None:
 
 @contextmanager
 def exit_on_termination() -> Generator[None]:
-    """Let SIGTERM cancel the current task, as asyncio lets Ctrl-C, and then exit with code 143.
+    """Let SIGTERM cancel the current task, as Ctrl-C does with asyncio, and then exit with code 143.
 
     Otherwise the process would end without closing its connections or, as process 1 of a container, ignore the signal.
     A second signal ends the process at once.

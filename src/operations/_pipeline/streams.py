@@ -168,7 +168,7 @@ async def _timed_items(
     worker = asyncio.Task(work())
     limit = context.limit
     if limit is None:
-        # Measured with the monotonic clock, because the other one may be set.
+        # Measured with the monotonic clock, because the wall clock may be set.
         limit = TimeLimit(None, deadline=deadline)
         context = context.changed(limit=limit)
     seconds = limit.remaining

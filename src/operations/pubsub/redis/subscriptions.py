@@ -346,7 +346,7 @@ class _EntryClaim:
         queue: The queue.
         entry_id: The id of the entry.
         is_fresh: Whether no other worker can have claimed it.
-        is_taken_over: Whether another worker has read it before, which it may have killed.
+        is_taken_over: Whether another worker has read it before. The request may be the reason why that worker died.
     """
 
     __slots__ = ("_entry_id", "_is_taken_over", "_queue", "_reader", "is_fresh")
