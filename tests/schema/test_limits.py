@@ -75,6 +75,20 @@ def _expression(levels: int, leaf: Any) -> Any:
     return leaf
 
 
+def _doubling_defaults(last: str) -> dict[str, Any]:
+    """A schema of twenty levels with two defaults each, and values of type `last` below them."""
+    definitions: dict[str, Any] = {
+        f"n{i}": {
+            "type": "object",
+            "properties": {
+                side: {"$ref": f"#/$defs/n{i + 1}", "default": {}} for side in ("l", "r")
+            },
+        }
+        for i in range(20)
+    }
+    return {"$ref": "#/$defs/n0", "$defs": definitions | {"n20": {"type": last}}}
+
+
 OBJECTS = [{"a": i, "b": {"c": [i]}} for i in range(4_000)]
 
 TREE = {
@@ -97,38 +111,8 @@ ANSWERED: dict[str, tuple[Any, Any]] = {
     "a tree met from two sides": (TREE, _deep(60)),
     "many missing properties": ({"required": [f"p{i}" for i in range(2_000)]}, {}),
     "many wrong items": ({"type": "array", "items": {"type": "integer"}}, ["x"] * 5_000),
-    "defaults that double at each level": (
-        {
-            "$ref": "#/$defs/n0",
-            "$defs": {
-                f"n{i}": {
-                    "type": "object",
-                    "properties": {
-                        side: {"$ref": f"#/$defs/n{i + 1}", "default": {}} for side in ("l", "r")
-                    },
-                }
-                for i in range(20)
-            }
-            | {"n20": {"type": "object"}},
-        },
-        {},
-    ),
-    "typed defaults that double at each level": (
-        {
-            "$ref": "#/$defs/n0",
-            "$defs": {
-                f"n{i}": {
-                    "type": "object",
-                    "properties": {
-                        side: {"$ref": f"#/$defs/n{i + 1}", "default": {}} for side in ("l", "r")
-                    },
-                }
-                for i in range(20)
-            }
-            | {"n20": {"type": "string"}},
-        },
-        {},
-    ),
+    "defaults that double at each level": (_doubling_defaults("object"), {}),
+    "typed defaults that double at each level": (_doubling_defaults("string"), {}),
     "requirements that double at each level": (
         {
             "$ref": "#/$defs/n0",
