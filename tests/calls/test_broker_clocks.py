@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from time import time
 from typing import Any
 
 import anyio
@@ -142,10 +141,9 @@ async def test_calls_run_after_the_clock_of_the_broker_was_set(
 @pytest.mark.requirement("R36", "F13")
 @pytest.mark.parametrize("ahead", [0, -HOUR, None])
 async def test_a_mutation_that_waited_begins_only_for_its_caller_whatever_the_clock_of_the_broker(
-    connect: Any, clock: Clock, ahead: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connect: Any, clock: Clock, ahead: int | None, tmp_path: Path
 ) -> None:
     """If the clock was set back, waiting requests seem to come from the future."""
-    monkeypatch.setattr(jetstream, "time", lambda: time() - HOUR, raising=False)
     shop = Shop(tmp_path / "ledger")
     clock.ahead = ahead
     async with serving(connect, shop, concurrency=1, heartbeat=0.1) as (calls, other):
