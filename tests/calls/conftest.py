@@ -58,7 +58,7 @@ def remote_world(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.fixture(params=("redis", "nats"))
-def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
+def own_broker(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
     """A broker that a test may kill."""
     with running(RedisServer() if request.param == "redis" else NatsServer()) as broker:
         yield broker, (redis_world if request.param == "redis" else nats_world)(broker.url)

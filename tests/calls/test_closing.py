@@ -80,9 +80,9 @@ async def test_a_worker_whose_connection_is_closed_first_stops_at_once(
 
 
 async def test_idle_workers_and_callers_stop_at_once_while_the_broker_is_down(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     loop = asyncio.get_running_loop()
     async with world.connect() as target, PendingRequestMap(target), world.serve(registry):
         broker.kill()
@@ -92,9 +92,9 @@ async def test_idle_workers_and_callers_stop_at_once_while_the_broker_is_down(
 
 
 async def test_a_worker_stays_for_callers_that_could_not_get_their_reply(
-    mortal: tuple[Broker, BrokerWorld],
+    own_broker: tuple[Broker, BrokerWorld],
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     registry, runs = OperationRegistry(), asyncio.Event()
     serving, is_down = asyncio.Event(), asyncio.Event()
 
@@ -303,9 +303,9 @@ async def test_closing_that_is_cancelled_at_any_step_leaves_no_task(
 @pytest.mark.slow
 @pytest.mark.requirement("F5")
 async def test_everything_closes_while_the_broker_is_unavailable(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     path = tmp_path / "log"
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:

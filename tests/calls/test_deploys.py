@@ -60,10 +60,10 @@ async def test_requests_that_a_stopping_worker_did_not_begin_run_elsewhere(
 
 @pytest.mark.requirement("F4", "F25", "R36")
 async def test_no_request_that_never_began_fails_if_a_worker_stops_during_an_outage(
-    mortal: tuple[Broker, BrokerWorld], tmp_path: Path
+    own_broker: tuple[Broker, BrokerWorld], tmp_path: Path
 ) -> None:
     """The broker loses the requests that wait, and the caller asks the worker that stops as well."""
-    broker, world = mortal
+    broker, world = own_broker
     ledger, is_back = tmp_path / "ledger", asyncio.Event()
     registry = OperationRegistry()
 

@@ -43,9 +43,9 @@ pytestmark = pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.requirement("R34", "F4")
 async def test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     loop = asyncio.get_running_loop()
     path, mutations = tmp_path / "queries", tmp_path / "mutations"
     late: list[float] = []
@@ -90,10 +90,10 @@ async def test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds(
 
 @pytest.mark.requirement("R34", "F4")
 async def test_f4_a_subscription_is_restored_automatically(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     """After an outage of the broker, workers are reachable again, and a new subscription runs to its end."""
-    broker, world = mortal
+    broker, world = own_broker
     async with world.serve(registry), caller(world) as calls:
         stream = calls.subscribe("count.forever", {"pause": 0.05})
         seen = [(await anext(stream)).data for _ in range(3)]
@@ -131,9 +131,9 @@ class Eager(SilentReceiver):
 
 @pytest.mark.requirement("R33", "F4")
 async def test_f4_a_read_that_is_cancelled_during_an_outage_loses_no_item(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     items: list[int] = []
     async with calling(world, registry, grace=0) as calls:
         stream = calls.subscribe("count.forever", {}, window=4)
@@ -155,9 +155,9 @@ async def test_f4_a_read_that_is_cancelled_during_an_outage_loses_no_item(
 
 @pytest.mark.requirement("R34", "F4")
 async def test_f4_replies_arrive_after_a_reconnect_is_reported(
-    mortal: tuple[Broker, BrokerWorld],
+    own_broker: tuple[Broker, BrokerWorld],
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     async with world.connect() as target:
         eager = Eager(target)
         await target.listen((eager.address,), eager)
@@ -205,9 +205,9 @@ async def test_f4_workers_are_also_probed_over_a_connection_that_returns(
 @pytest.mark.alone
 @pytest.mark.requirement("R34", "F5")
 async def test_f5_an_unavailable_broker_fails_calls_and_uses_no_memory(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     async with world.serve(registry), world.connect() as target, PendingRequestMap(target) as calls:
         await calls.call("math.add", {"a": 1, "b": 1})
         broker.kill()
@@ -239,9 +239,9 @@ async def test_f5_an_unavailable_broker_fails_calls_and_uses_no_memory(
 
 @pytest.mark.requirement("R35", "F6")
 async def test_f6_a_connection_that_is_cut_is_restored_at_once(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    _, world = mortal
+    _, world = own_broker
     async with calling_through(world, registry) as (calls, through):
         before = through.accepted
         through.cut()
@@ -253,7 +253,7 @@ async def test_f6_a_connection_that_is_cut_is_restored_at_once(
 
 @pytest.mark.requirement("R35", "F6")
 async def test_f6_a_connection_that_drops_all_data_is_detected_and_replaced(
-    mortal: tuple[Broker, BrokerWorld],
+    own_broker: tuple[Broker, BrokerWorld],
     registry: OperationRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -261,7 +261,7 @@ async def test_f6_a_connection_that_drops_all_data_is_detected_and_replaced(
     monkeypatch.setattr("operations.pubsub.config.PING_INTERVAL", 0.4)
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.2)
     monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 1)
-    _, world = mortal
+    _, world = own_broker
     async with calling_through(world, registry) as (calls, through):
         through.swallow()
         await until(lambda: not calls.target.is_connected)
@@ -273,10 +273,10 @@ async def test_f6_a_connection_that_drops_all_data_is_detected_and_replaced(
 
 @asynccontextmanager
 async def swallowed(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> AsyncGenerator[tuple[PendingRequestMap, Proxy]]:
     """A caller whose connection is open but no longer delivers messages."""
-    broker, world = mortal
+    broker, world = own_broker
     async with proxy(broker.port) as through, AsyncExitStack() as stack:
         url = f"{broker.scheme}://127.0.0.1:{through.port}"
         await stack.enter_async_context(world.serve(registry))
@@ -290,10 +290,10 @@ async def swallowed(
 
 @pytest.mark.requirement("R12", "R35", "F6")
 async def test_f6_a_deadline_applies_while_a_request_is_sent(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     loop = asyncio.get_running_loop()
-    async with swallowed(mortal, registry) as (calls, _):
+    async with swallowed(own_broker, registry) as (calls, _):
         context = OperationContext(deadline=(time() + 0.5) * 1000)
         before = loop.time()
         with pytest.raises(CallError) as called:
@@ -308,9 +308,9 @@ async def test_f6_a_deadline_applies_while_a_request_is_sent(
 
 @pytest.mark.requirement("R12")
 async def test_closing_ends_a_delivery_in_progress(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    async with swallowed(mortal, registry) as (calls, through):
+    async with swallowed(own_broker, registry) as (calls, through):
         pending = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
         await until(lambda: len(calls) == 1)
         closer = asyncio.create_task(calls.aclose())
@@ -324,9 +324,9 @@ async def test_closing_ends_a_delivery_in_progress(
 
 @pytest.mark.requirement("R12", "F4")
 async def test_f4_a_deadline_applies_while_workers_may_be_reconnecting(
-    mortal: tuple[Broker, BrokerWorld],
+    own_broker: tuple[Broker, BrokerWorld],
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     loop = asyncio.get_running_loop()
     async with caller(world) as calls:
         broker.kill()
@@ -528,9 +528,9 @@ def test_f27_pauses_are_short_at_first_and_spread_out_later() -> None:
 @pytest.mark.alone
 @pytest.mark.requirement("R48", "F27")
 async def test_f27_many_clients_reconnect_one_after_the_other(
-    mortal: tuple[Broker, BrokerWorld], caplog: pytest.LogCaptureFixture
+    own_broker: tuple[Broker, BrokerWorld], caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker, world = mortal
+    broker, world = own_broker
     loop = asyncio.get_running_loop()
     back: list[float] = []
     async with AsyncExitStack() as stack:
@@ -557,11 +557,11 @@ async def test_f27_many_clients_reconnect_one_after_the_other(
 @pytest.mark.no_cover
 @pytest.mark.requirement("R37", "F28")
 async def test_f28_a_worker_that_has_started_can_be_called_at_once(
-    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     """A thousand repetitions, half with each broker. The connections of one worker and one caller race; more
     are not needed."""
-    _, world = mortal
+    _, world = own_broker
     failures = 0
     async with (
         world.connect() as target,
