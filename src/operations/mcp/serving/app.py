@@ -48,9 +48,9 @@ from operations.front.messages import (
     route_path,
 )
 from operations.front.public_errors import not_found, too_large
-from operations.mcp.serving.handshake import HandshakeTransport
 from operations.mcp.serving.requests import (
     LISTEN,
+    HandshakeTransport,
     ModernTransport,
     called_tool,
     is_answer,
