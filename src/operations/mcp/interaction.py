@@ -155,13 +155,13 @@ class CallInFlight:
         self._questions: set[asyncio.Future[Any]] = set()
         self._messages: set[asyncio.Task[None]] = set()
 
-    async def ask(self, question: Coroutine[Any, Any, Any]) -> Any:
+    async def ask(self, question: Awaitable[JSONObject]) -> JSONObject:
         """Return the caller's answer, with the time limit stopped.
 
         Raises:
             CallError: `ABORTED` if the call ended before the answer arrived.
         """
-        asking = asyncio.Task(question)
+        asking = asyncio.ensure_future(question)
         self._questions.add(asking)
         try:
             with self.timeout.paused():
@@ -217,7 +217,7 @@ ELICIT: Final = "elicitation/create"
 SAMPLE: Final = "sampling/createMessage"
 ROOTS: Final = "roots/list"
 
-_RESULTS: Final[dict[str, TypeAdapter[Any]]] = {
+RESULTS: Final[dict[str, TypeAdapter[Any]]] = {
     ELICIT: TypeAdapter(types.ElicitResult),
     SAMPLE: TypeAdapter(types.CreateMessageResult | types.CreateMessageResultWithTools),
     ROOTS: TypeAdapter(types.ListRootsResult),
@@ -295,7 +295,7 @@ class CallsInFlight:
             given = await self._answer(method, params)
             if given is None:
                 return declined
-            return _RESULTS[method].validate_python(given, by_name=False)
+            return RESULTS[method].validate_python(given, by_name=False)
         except ValidationError:
             logger.warning("the answer to a question of %s has the wrong form", self._name)
             message = "the answer had the wrong form"
@@ -313,20 +313,18 @@ class CallsInFlight:
         request: JSONObject = {}
         if params is not None:
             request = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        if self._open >= MAX_QUESTIONS:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, _TOO_MANY)
         call, question = self.addressee(), None
         if call is not None:
             question = caller_answer(method, request, call.context, call.client)
         handler = _application_handler(method, self._config)
         if question is None and handler is None:
             return None
-        if self._open >= MAX_QUESTIONS:
-            if question is not None:
-                question.close()
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, _TOO_MANY)
         self._open += 1
         if call is not None and question is not None:
             try:
-                return cast("JSONObject", await call.ask(question))
+                return await call.ask(question)
             finally:
                 self._ended()
         # A separate task, so that a handler that ignores cancellation does not delay the connection.
@@ -340,25 +338,21 @@ class CallsInFlight:
 
 def caller_answer(
     method: str, params: JSONObject, context: OperationContext, client: ClientFeatures
-) -> Coroutine[Any, Any, JSONObject] | None:
-    """Return the coroutine that asks the caller of a call; None if the caller cannot be asked this question."""
+) -> Awaitable[JSONObject] | None:
+    """Ask the caller of a call, and return the answer to await; None if the caller cannot be asked this question."""
     channel = context.channel
     is_url = method == ELICIT and params.get("mode") == "url"
     if client.ask is not None and (
         client.opens_urls if is_url else method == ROOTS and client.has_roots
     ):
         answer = client.ask(method, params)
-        return context.answered(answer) if is_url else _awaited(answer)
+        return context.answered(answer) if is_url else answer
     if method == ELICIT and not is_url and channel.elicit is not None:
         schema = object_of(params.get("requestedSchema"))
         return context.answered(channel.elicit(str(params.get("message", "")), schema))
     if method == SAMPLE and channel.sample is not None:
         return context.answered(channel.sample(params))
     return None
-
-
-async def _awaited(answer: Awaitable[JSONObject]) -> JSONObject:
-    return await answer
 
 
 def _application_handler(method: str, config: MCPClientConfig) -> AskHandler | None:
@@ -447,12 +441,12 @@ async def _settled(
         handler, seconds = _application_handler(method, config), config.timeout
         if handler is None:
             return None
-        asking = _awaited(handler(params))
+        asking = handler(params)
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
             answer = await asking
-        _RESULTS[method].validate_python(answer, by_name=False)
+        RESULTS[method].validate_python(answer, by_name=False)
     except CallError:
         raise
     except Exception as error:

@@ -25,9 +25,7 @@ import mcp_types as types
 import msgspec
 from mcp import MCPError
 from mcp.server.connection import Connection
-from mcp.server.session import ServerSession
 from mcp.shared.dispatcher import DispatchContext
-from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
@@ -35,7 +33,7 @@ from pydantic_core import to_jsonable_python
 from operations._json import object_of
 from operations.channel import NOTHING, CallerChannel
 from operations.errors import CallError, ErrorCode
-from operations.mcp.interaction import ELICIT, ROOTS, SAMPLE, ClientFeatures, client
+from operations.mcp.interaction import ELICIT, RESULTS, ROOTS, SAMPLE, ClientFeatures, client
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ questions since 2026-07-28
@@ -321,7 +319,7 @@ def channel_for(
             await outbound.notify("notifications/message", params)
 
     return asking_channel(
-        partial(_ask, outbound, connection),
+        partial(_ask, outbound),
         # Newer clients receive their questions in results (`Elicitations`).
         capabilities if asks else NOTHING,
         release,
@@ -348,38 +346,32 @@ def session_key(connection: Connection) -> str:
     return cast("str", state[_KEY])
 
 
-_QUESTIONS: Final[dict[str, tuple[type[BaseModel], type[BaseModel], str]]] = {
-    ELICIT: (types.ElicitRequest, types.ElicitResult, "answer"),
-    SAMPLE: (types.CreateMessageRequest, types.CreateMessageResult, "give a completion"),
-    ROOTS: (types.ListRootsRequest, types.ListRootsResult, "list its roots"),
+_QUESTIONS: Final[dict[str, tuple[type[BaseModel], str]]] = {
+    ELICIT: (types.ElicitRequest, "answer"),
+    SAMPLE: (types.CreateMessageRequest, "give a completion"),
+    ROOTS: (types.ListRootsRequest, "list its roots"),
 }
 
 
 async def _ask(
-    outbound: DispatchContext[Any],
-    connection: Connection,
-    method: str,
-    params: JSONObject,
-    _name: str | None = None,
+    outbound: DispatchContext[Any], method: str, params: JSONObject, _name: str | None = None
 ) -> JSONObject:
     """Send a question to a client before 2026-07-28, and return its answer.
 
     Raises:
         CallError: If the question is not valid, or the client does not answer it.
     """
-    kind, result, what = _QUESTIONS[method]
-    metadata = ServerMessageMetadata(related_request_id=outbound.request_id)
+    kind, what = _QUESTIONS[method]
     try:
-        question: Any = kind.model_validate({"method": method, "params": params}, by_name=False)
+        question = kind.model_validate({"method": method, "params": params}, by_name=False)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         message = f"this is not a valid {method} request"
         raise CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": errors}) from error
-    if method == SAMPLE and question.params.tools is not None:
-        result = types.CreateMessageResultWithTools
+    sent = question.model_dump(by_alias=True, mode="json", exclude_none=True).get("params")
     try:
-        session = ServerSession(outbound, connection)
-        answer = await session.send_request(question, result, metadata=metadata)
+        received = await outbound.send_raw_request(method, sent)
+        answer = RESULTS[method].validate_python(received, by_name=False)
     except MCPError as error:
         details = {"code": error.code, "message": error.message}
         message = f"the caller did not {what}"
@@ -387,4 +379,4 @@ async def _ask(
     except ValidationError as error:
         message = "the caller's answer does not match the protocol"
         raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from error
-    return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return cast("JSONObject", answer.model_dump(by_alias=True, mode="json", exclude_none=True))
