@@ -307,7 +307,7 @@ class ServerCatalog:
         self.pins = Pins(config.pin, dict(config.pins), config.target)
         self._listing = Listing()
         self._ids: dict[str, str] = {}
-        """The operation id of each tool."""
+        """The operation ids by pin key."""
 
         self._has_asked = False
 
@@ -348,23 +348,24 @@ class ServerCatalog:
         skipped = dict(self._listing.skipped)
         found: dict[str, Operation] = {}
         self._ids = {}
-        for name, tool in self.tools.items():
-            label = ascii(name)[1:-1]
-            try:
-                spec = tools.build_spec(tool, self._source)
-            except ValueError as error:
-                skipped[label] = str(error)
-                continue
+        extras = ResourceOperations(self._source, self.pins).build(self._listing, skipped)
+        built = [*self._tools(skipped), *extras]
+        if self._has_asked:
+            built.append(("", tools.build_resume(self._source, self._find)))
+        for key, operation in built:
+            spec = operation.spec
             if spec.id in found:
-                skipped[label] = f"its name becomes {spec.id}, which is taken"
-            else:
-                found[spec.id] = self._operation(spec, name)
-                self._ids[name] = spec.id
-        for extra in self._extras(skipped):
-            if extra.spec.id in found:
-                skipped[extra.spec.name] = f"its id {extra.spec.id} is taken"
-            else:
-                found[extra.spec.id] = extra
+                label = spec.meta.get("tool", spec.name)
+                skipped[ascii(label)[1:-1]] = f"its id {spec.id} is taken"
+                continue
+            self._ids[key] = spec.id
+            if key in self.pins.waiting:
+                known = self.operations.get(spec.id)
+                found[spec.id] = tools.quarantine(spec, known, self._server)
+                continue
+            found[spec.id] = operation
+            if "tool" in spec.meta and hides_something(spec.description):
+                logger.warning("the description of %s contains invisible characters", spec.id)
         instructions = self._listing.instructions
         if instructions and INSTRUCTIONS not in self.pins.waiting:
             if hides_something(instructions):
@@ -386,27 +387,19 @@ class ServerCatalog:
         self.skipped = skipped
         self._replace(found)
 
-    def _operation(self, spec: OperationSpec, name: str) -> Operation:
-        if name in self.pins.waiting:
-            return tools.quarantine(spec, self.operations.get(spec.id), self._server)
-        if hides_something(spec.description):
-            logger.warning("the description of %s contains invisible characters", spec.id)
-        return tools.build_tool(spec, name, self._source, self._asked)
-
-    def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
-        built = ResourceOperations(self._source, self.pins).build(self._listing, skipped)
-        for key, operation in built:
-            if key in self.pins.waiting:
-                known = self.operations.get(operation.spec.id)
-                yield tools.quarantine(operation.spec, known, self._server)
+    def _tools(self, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
+        """Yield each tool with its pin key, which is its name; add tools without a usable name to `skipped`."""
+        for name, tool in self.tools.items():
+            try:
+                spec = tools.build_spec(tool, self._source)
+            except ValueError as error:
+                skipped[ascii(name)[1:-1]] = str(error)
             else:
-                yield operation
-        if self._has_asked:
-            yield tools.build_resume(self._source, self._find)
+                yield name, tools.build_tool(spec, name, self._source, self._asked)
 
     def _find(self, name: str) -> tuple[Operation, JSONObject] | None:
-        operation = self.operations.get(self._ids.get(name, ""))
-        return None if operation is None else (operation, self.tools[name])
+        tool, operation = self.tools.get(name), self.operations.get(self._ids.get(name, ""))
+        return None if tool is None or operation is None else (operation, tool)
 
     def _asked(self) -> str:
         """Add the operation that accepts answers, because a tool has asked its caller a question."""
