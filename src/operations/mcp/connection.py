@@ -16,6 +16,7 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from operations._tasks import start_task
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp import failures
-from operations.mcp.http import open_http
+from operations.mcp.http import open_sse, open_streamable
 from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_id
 from operations.mcp.oauth import SignInRequiredError
 from operations.mcp.sdk import Dispatcher, lowlevel_server
@@ -155,7 +156,7 @@ class LiveConnection:
         if self.is_closed or self._owner is None:
             raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
         if self._failure is not None and self._is_beyond_patience():
-            raise _fresh(self._failure)
+            raise copy(self._failure)
         self._wanted.set()
         waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -348,7 +349,8 @@ class LiveConnection:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_exception(_fresh(failure))
+                # A copy for each, because a raised error collects tracebacks.
+                waiter.set_exception(copy(failure))
 
     # ------------------------------------------------------------ transports
 
@@ -358,7 +360,8 @@ class LiveConnection:
             return open_stdio(self.config, child)
         if self.config.kind == "memory":
             return _open_memory(self.config.server)
-        return open_http(self.config, self.redactor)
+        opening = open_sse if self.config.kind == "sse" else open_streamable
+        return opening(self.config, self.redactor)
 
     def _explain(self, error: BaseException, child: Child) -> CallError:
         logger.debug("%s failed", self.name, exc_info=error)
@@ -410,13 +413,6 @@ def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
             else "install it, or give its full path: it is searched on PATH, without a shell",
         )
     return f"cannot be started: {error.strerror or error}", ""
-
-
-def _fresh(error: CallError) -> CallError:
-    """Return a copy of an error for another caller, because a raised error collects tracebacks."""
-    if isinstance(error, failures.StartError):
-        return failures.StartError(error.message, error.details, error.report)
-    return CallError(error.code, error.message, error.details, retryable=error.retryable)
 
 
 @asynccontextmanager

@@ -413,6 +413,9 @@ class StartError(CallError):
     def __str__(self) -> str:
         return f"{self.message}\n{self.report}" if self.report else self.message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StartError, (self.message, self.details, self.report), vars(self)
+
 
 def start_error(
     failure: CallError,

@@ -12,7 +12,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeAlias, cast
 
 import anyio
@@ -56,22 +56,9 @@ _JSON = "application/json"
 _SSE = "text/event-stream"
 
 
-def open_http(
-    config: MCPClientConfig, redactor: Redactor
-) -> AbstractAsyncContextManager[tuple[Any, Any, PlainCalls | None]]:
-    """Yield the streams to the server at `config.url`, by streamable HTTP or the older SSE, and its plain calls.
-
-    Args:
-        config: The configuration of the server.
-        redactor: The redactor of the configuration, which receives fetched tokens.
-    """
-    opening = _open_sse if config.kind == "sse" else _open_streamable
-    return opening(config, redactor)
-
-
 @asynccontextmanager
-async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
-    """Open the SSE transport of the 2024 protocol.
+async def open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
+    """Yield the two streams to the server at `config.url`, by the SSE transport of the 2024 protocol.
 
     Responses, and reports of failed messages, arrive on a separate stream.
 
@@ -106,7 +93,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(merge)
-            yield incoming, outgoing, None
+            yield incoming, outgoing
             tasks.cancel_scope.cancel()
 
 
@@ -121,7 +108,13 @@ def _failed_message(request: httpx2.Request, response: httpx2.Response) -> Sessi
 
 
 @asynccontextmanager
-async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
+async def open_streamable(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
+    """Yield the two streams to the server at `config.url`, by streamable HTTP, and its plain calls if there are any.
+
+    Args:
+        config: The configuration of the server.
+        redactor: The redactor of the configuration, which receives fetched tokens.
+    """
     url = cast("str", config.url)
     async with AsyncExitStack() as resources:
         client = _Client(config, redactor)

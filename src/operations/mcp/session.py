@@ -263,7 +263,8 @@ class PlainCalls:
                         # A comment, or an event that has only an id.
                         continue
                     if len(data) <= self._max_bytes and answered_id(data) == request_id:
-                        self._end(response)
+                        # Read to its end, so that its connection can be reused.
+                        start_task(self._ending, _read_to_end(response))
                         return self._result(request_id, data)
                     return self._handed_over(request_id, bytes(received), response)
                 if len(received) - start > self._max_bytes:
@@ -272,10 +273,6 @@ class PlainCalls:
             response.close()
             raise
         return self._handed_over(request_id, bytes(received), response)
-
-    def _end(self, response: aiohttp.ClientResponse) -> None:
-        """Read a stream to its end, so that its connection can be reused; close it if it does not end."""
-        start_task(self._ending, _read_to_end(response))
 
     def _handed_over(
         self, request_id: int, received: bytes, response: aiohttp.ClientResponse
@@ -308,6 +305,7 @@ class PlainCalls:
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+    """Read a stream to its end; close it if it does not end soon."""
     try:
         async with asyncio.timeout(_END_SECONDS):
             async for _ in response.content.iter_any():
