@@ -61,10 +61,8 @@ class LineBuffer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._parts: list[bytes] = []
+        self._line = bytearray()
         self._size = 0
-        self._head: bytes | None = None
-        self._tail = b""
 
     def feed(self, chunk: bytes) -> Iterator[bytes | Oversized]:
         """Return the lines that `chunk` completes."""
@@ -72,8 +70,7 @@ class LineBuffer:
         for part in ends:
             self._add(part)
             yield self._take()
-        if rest:
-            self._add(rest)
+        self._add(rest)
 
     def rest(self) -> Iterator[bytes | Oversized]:
         """Return the incomplete last line, if there is one."""
@@ -81,25 +78,19 @@ class LineBuffer:
             yield self._take()
 
     def _add(self, part: bytes) -> None:
+        self._line += part
         self._size += len(part)
-        if self._head is None:
-            self._parts.append(part)
-            if self._size <= self._limit:
-                return
-            whole = b"".join(self._parts)
-            self._parts.clear()
-            self._head, self._tail = whole[:EDGE], whole[-EDGE:]
-        else:
-            self._tail = (self._tail + part[-EDGE:])[-EDGE:]
+        if self._size > self._limit:
+            # The request id may be at the beginning or at the end.
+            del self._line[EDGE:-EDGE]
 
     def _take(self) -> bytes | Oversized:
-        if self._head is None:
-            line: bytes | Oversized = b"".join(self._parts).rstrip(b"\r")
-        else:
-            line = Oversized(self._size, self._head, self._tail)
-        self._parts.clear()
-        self._size, self._head, self._tail = 0, None, b""
-        return line
+        line, size = bytes(self._line), self._size
+        self._line.clear()
+        self._size = 0
+        if size > self._limit:
+            return Oversized(size, line[:EDGE], line[-EDGE:])
+        return line.rstrip(b"\r")
 
 
 # ------------------------------------------------------------ children of a killed process
@@ -384,22 +375,16 @@ async def _messages(
     line = line.removeprefix(BOM_UTF8).strip()
     if not line:
         yield None
-    elif (excess := _excess(line, config)) is not None:
-        child.complain(f"a message that {excess}", line[:_COMPLAINT])
-        message = f"answered with a message that {excess}"
-        yield _failed(answered_id(line), "too_large", message, size=len(line))
-    else:
-        for part in _batch(line) if line.startswith(b"[") else (line,):
-            yield await _message(part, child, repairs)
-
-
-def _excess(line: bytes, config: MCPClientConfig) -> str | None:
-    """Return the reason if a message is too large to be decoded."""
+        return
     try:
         enforce_bounds(line, max_values=config.max_message_values, max_depth=MAX_DOCUMENT_DEPTH)
     except JSONLimitError as error:
-        return error.reason
-    return None
+        child.complain(f"a message that {error.reason}", line[:_COMPLAINT])
+        message = f"answered with a message that {error.reason}"
+        yield _failed(answered_id(line), "too_large", message, size=len(line))
+        return
+    for part in _batch(line) if line.startswith(b"[") else (line,):
+        yield await _message(part, child, repairs)
 
 
 def _batch(line: bytes) -> list[bytes]:
