@@ -14,7 +14,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, BinaryIO, Final, TypedDict, Unpack, cast
 
 import anyio.to_thread
@@ -34,6 +34,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations._hosts import LOOPBACK
+from operations._tasks import cancel_tasks
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.front import Front
@@ -128,9 +129,7 @@ class MCPApp:
                 yield
             finally:
                 self._is_running = False
-                expiring.cancel()
-                with suppress(asyncio.CancelledError):
-                    await expiring
+                await cancel_tasks(expiring)
                 await sessions.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,6 +21,7 @@ from mcp.server.runner import modern_error_data
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
+from operations._tasks import cancel_tasks
 from operations.channel import CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError
@@ -276,9 +277,7 @@ class RegistryServer(Server[None]):
                     tasks += [] if task is None else [task]
             return await self._listen(request, params)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_tasks(*tasks)
 
     async def _initialized(
         self, request: RequestContext, _params: types.NotificationParams
@@ -301,9 +300,7 @@ class RegistryServer(Server[None]):
             if not self._transports:
                 self.service.elicitations.cancel()
             stop()
-            announcer.cancel()
-            with suppress(asyncio.CancelledError):
-                await announcer
+            await cancel_tasks(announcer)
 
     async def _announce(self, changed: asyncio.Event) -> None:
         while True:
