@@ -312,12 +312,12 @@ class MCPClientConfig:
             # Ignoring it would open the operations to everyone.
             raise ValueError("'access' must be an AccessControl or a function")
         options = {**objects, **options}
-        unknown = unknown_keys(entry)
-        for key, words in unknown.items():
-            logger.warning("ignored in an MCP server's entry: %s %s", ascii(key)[1:-1], words)
+        unknown = [f"{ascii(key)[1:-1]} {words}" for key, words in unknown_keys(entry).items()]
+        for each in unknown:
+            logger.warning("ignored in an MCP server's entry: %s", each)
         if not any(entry.get(key) for key in _TARGETS) and not options.keys() & _TARGETS:
             known = "it needs a command (a program to start) or a url (a running server)"
-            raise ValueError(". ".join([known, *_in_words(unknown)]))
+            raise ValueError(". ".join([known, *unknown]))
         fields = {**_entry_fields(entry, variables), **options}
         try:
             return cls(**fields)
@@ -417,10 +417,6 @@ def unknown_keys(entry: Mapping[str, Any]) -> dict[str, str]:
         and key not in _FOREIGN
         and not key.startswith(("_", "//", "x-"))
     }
-
-
-def _in_words(unknown: Mapping[str, str]) -> list[str]:
-    return [f"{ascii(key)[1:-1]} {words}" for key, words in unknown.items()]
 
 
 _ENTRY_TRANSPORTS: dict[str, Transport] = {

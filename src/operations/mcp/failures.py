@@ -141,19 +141,22 @@ def _of_protocol(error: MCPError, server: str) -> Failure:
     return Failure(CallError(ErrorCode.EXECUTION_ERROR, f"{server}: {error.message}", details))
 
 
+_CODES: dict[Kind, ErrorCode] = {
+    "too_large": ErrorCode.RESOURCE_EXHAUSTED,
+    "status": ErrorCode.EXECUTION_ERROR,
+    "malformed": ErrorCode.EXECUTION_ERROR,
+}
+"""The codes of failures after which the server is still available."""
+
+
 def _of_transport(message: str, data: JSONObject, server: str) -> Failure:
     kind: Kind = data["kind"]
-    details: JSONObject | None = data["details"] or None
+    details: JSONObject = data["details"]
     if kind == "credential":
-        found: Any = data["details"]
-        return Failure(CallError(found["code"], message, retryable=found["retryable"]))
-    text = f"{server} {message}"
-    if kind == "too_large":
-        return Failure(CallError(ErrorCode.RESOURCE_EXHAUSTED, text, details))
-    if kind in ("status", "malformed"):
-        return Failure(CallError(ErrorCode.EXECUTION_ERROR, text, details))
+        return Failure(CallError(details["code"], message, retryable=details["retryable"]))
+    code = _CODES.get(kind, ErrorCode.UNAVAILABLE)
     return Failure(
-        CallError(ErrorCode.UNAVAILABLE, text, details),
+        CallError(code, f"{server} {message}", details or None),
         unsent=kind in ("unreachable", "closed", "session"),
         # After a failed HTTP request the next one may succeed, but not after the session was lost.
         broken=kind in ("closed", "session"),
