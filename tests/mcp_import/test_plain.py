@@ -13,7 +13,7 @@ from aiohttp import web
 
 from operations import CallerChannel, CallError, OperationContext, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.session import OpenStream, PlainCalls
+from operations.mcp.plain_calls import OpenStream, PlainCalls
 from operations.types import JSONObject
 
 SESSION = "mcp-session-id"

@@ -26,7 +26,7 @@ from operations import Identity, OperationContext, OperationRegistry
 from operations.calls import PendingRequestMap
 from operations.errors import TransportError
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.session import tls_context
+from operations.mcp.plain_calls import tls_context
 from operations.openapi import HTTPServiceConfig, from_openapi_url
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app

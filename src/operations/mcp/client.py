@@ -31,7 +31,7 @@ from operations.mcp.connection import CallerConnections, LiveConnection, Retries
 from operations.mcp.failures import Failure, read_failure
 from operations.mcp.interaction import CallInFlight, CallsInFlight, is_known, own_config
 from operations.mcp.listing import ResourceWatches, ServerInfo, list_entries, list_everything
-from operations.mcp.session import OnProgress, RelaySession
+from operations.mcp.sdk import OnProgress, RelaySession
 from operations.mcp.tools import ServerAccess
 from operations.registry import OperationRegistry
 from operations.specs import Operation

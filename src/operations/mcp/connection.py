@@ -28,15 +28,14 @@ from pydantic import ValidationError
 
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import Backoff, LogThrottle
-from operations._tasks import start_task
+from operations._tasks import cancel_tasks, start_task
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp import failures
 from operations.mcp.http import open_sse, open_streamable
 from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_id
 from operations.mcp.oauth import SignInRequiredError
-from operations.mcp.sdk import Dispatcher, lowlevel_server
-from operations.mcp.session import RelaySession
+from operations.mcp.sdk import Dispatcher, RelaySession, lowlevel_server
 from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")
@@ -425,9 +424,8 @@ async def _open_memory(server: Any) -> AsyncGenerator[Any]:
         try:
             yield ours
         finally:
-            running.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait({running})
+                await cancel_tasks(running)
             if not running.cancelled() and running.exception() is not None:
                 logger.debug("the server in this process failed", exc_info=running.exception())
 

@@ -37,8 +37,7 @@ from operations.front.public_errors import Redactor
 from operations.mcp import failures
 from operations.mcp.interaction import tied
 from operations.mcp.oauth import TokenStore, stored_login
-from operations.mcp.repairs import Repairs
-from operations.mcp.session import (
+from operations.mcp.plain_calls import (
     CONNECT_SECONDS,
     EVENT_END,
     READ_SECONDS,
@@ -46,6 +45,7 @@ from operations.mcp.session import (
     PlainCalls,
     tls_context,
 )
+from operations.mcp.repairs import Repairs
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")

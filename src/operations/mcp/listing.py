@@ -41,7 +41,7 @@ from operations.mcp.codec import META_KEY
 from operations.mcp.connection import LiveConnection
 from operations.mcp.interaction import CallsInFlight
 from operations.mcp.repairs import FAULT
-from operations.mcp.session import RelaySession
+from operations.mcp.sdk import RelaySession
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import anyio
 import mcp_types as types
@@ -17,14 +17,16 @@ from mcp.client._probe import negotiate_auto
 from mcp.client.session import ClientSession
 from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
-from mcp.shared.dispatcher import CallOptions, DispatchContext
+from mcp.shared.dispatcher import CallOptions, DispatchContext, ProgressFnT
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations._resilience import LogThrottle
+from operations._tasks import start_task
 from operations.mcp.failures import Kind, sealed
+from operations.mcp.plain_calls import METHODS, PlainCalls
 from operations.mcp.repairs import mended
 from operations.types import JSONObject
 
@@ -140,12 +142,52 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             raise
 
 
-class NegotiatingSession(ClientSession):
-    """A client session that supports every revision of the protocol, and does not validate tool results."""
+_MAX_PROGRESS = 100
+"""The largest number of undelivered progress reports of one call."""
 
-    def __init__(self, dispatcher: Dispatcher, **callbacks: Any) -> None:
+OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
+"""`(progress, total, message)`."""
+
+
+def _bounded(on_progress: OnProgress) -> OnProgress:
+    """Return an `on_progress` callback that drops reports if they arrive faster than the caller reads them."""
+    waiting = 0
+
+    async def report(done: float, total: float | None, message: str | None) -> None:
+        nonlocal waiting
+        if waiting < _MAX_PROGRESS:
+            waiting += 1
+            try:
+                await on_progress(done, total, message)
+            finally:
+                waiting -= 1
+
+    return report
+
+
+class RelaySession(ClientSession):
+    """A client session that supports every revision of the protocol, and returns results as the server sent them.
+
+    The SDK validates every result with its models and with the tool's own output schema, whose regular expressions can
+    run forever. Here an invalid tool does not hide a listing, an invalid block does not hide a result, and the pipeline
+    checks the data.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, plain: PlainCalls | None = None, **callbacks: Any
+    ) -> None:
         super().__init__(dispatcher=dispatcher, **callbacks)
         self.dispatcher = dispatcher
+        self._plain = plain
+        self._cancelling: set[asyncio.Task[None]] = set()
+
+        self.finished = dispatcher.ended
+        """Set when the session has ended."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session is open."""
+        return self.dispatcher.is_open and not self.finished.is_set()
 
     @property
     def is_modern(self) -> bool:
@@ -176,16 +218,58 @@ class NegotiatingSession(ClientSession):
             self.dispatcher.version = version
             await (self.discover() if version in MODERN_PROTOCOL_VERSIONS else self.initialize())
 
-    def stamp(self, data: JSONObject, options: CallOptions) -> None:
-        """Add the fields that the negotiated revision requires to a request."""
-        self._stamp(data, options)
-
     def learn(self, tools: Iterable[JSONObject]) -> None:
         """Store which arguments of `tools` are also sent as headers (2026-07-28)."""
         if self.is_modern:
             for tool in tools:
                 schema = cast("JSONObject", tool["inputSchema"])
                 self._x_mcp_header_maps[tool["name"]] = x_mcp_header_map(schema)
+
+    async def relay(
+        self, method: str, params: JSONObject, on_progress: OnProgress | None = None
+    ) -> JSONObject:
+        """Send a request and return its result unchanged. `params` may be modified.
+
+        Raises:
+            MCPError: If the server responds with an error or does not respond.
+        """
+        data: JSONObject = {"method": method, "params": params}
+        options: CallOptions = {}
+        self._stamp(data, options)
+        plain = self._plain
+        if plain is not None and method in METHODS and plain.is_usable and self.protocol_version:
+            request_id = plain.next_id()
+            sent = data["params"]
+            if on_progress is not None:
+                sent = {**sent, "_meta": {**sent.get("_meta", {}), "progressToken": request_id}}
+            headers = {"mcp-protocol-version": self.protocol_version, **options.get("headers", {})}
+            try:
+                outcome = await plain.post(request_id, method, sent, headers)
+            except asyncio.CancelledError:
+                self._cancel(request_id)
+                raise
+            if isinstance(outcome, dict):
+                return outcome
+            options["request_id"] = request_id
+        if on_progress is not None:
+            options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
+        try:
+            return await self.dispatcher.send_raw_request(method, data["params"], options)
+        finally:
+            handed_over = options.get("request_id")
+            if plain is not None and handed_over is not None:
+                unread = plain.take(handed_over)
+                if unread is not None:
+                    # The request was cancelled before the SDK began to read it.
+                    unread.response.close()
+                    self._cancel(handed_over)
+
+    def _cancel(self, request_id: types.RequestId) -> None:
+        """Cancel a request at a server before 2026-07-28; for newer servers, closing the connection cancels it."""
+        if self.is_modern or not self.is_open:
+            return
+        notice = self.dispatcher.notify("notifications/cancelled", {"requestId": request_id})
+        start_task(self._cancelling, notice)
 
 
 def connection_of(request: ServerRequestContext[Any, Any]) -> Connection:

@@ -1,10 +1,4 @@
-"""A client session on top of the SDK that returns results as the server sent them.
-
-The SDK validates every result with its models and with the tool's own output schema, whose regular expressions can run
-forever. This session returns results unchanged: an invalid tool does not hide a listing, an invalid block does not hide
-a result, and the pipeline checks the data. The session still negotiates, adds protocol fields and correlates responses.
-
-A plain call over streamable HTTP is one POST and one response, without the tasks and streams of the SDK.
+"""Plain calls over streamable HTTP: one POST and one response, without the tasks and streams of the SDK.
 
 Rule 1: a plain call handles only a response without other messages. If other messages arrive on its stream, such as
         progress or a question, or if the stream ends early, the SDK reads the whole stream instead.
@@ -18,13 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import aiohttp
 import httpx2
 import msgspec
 from mcp import MCPError
-from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp_types import RequestId
 from opentelemetry.propagate import inject
 
@@ -39,10 +32,7 @@ from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_close
 from operations._tasks import start_task
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import answered_id, refusal, sealed
-from operations.mcp.sdk import Dispatcher, NegotiatingSession
 from operations.types import JSONObject
-
-# ------------------------------------------------------------ plain calls
 
 
 @cache
@@ -317,93 +307,3 @@ async def _read_to_end(response: aiohttp.ClientResponse) -> None:
         raise
     else:
         response.release()
-
-
-# ------------------------------------------------------------ sessions
-
-_MAX_PROGRESS = 100
-"""The largest number of undelivered progress reports of one call."""
-
-OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
-"""`(progress, total, message)`."""
-
-
-def _bounded(on_progress: OnProgress) -> OnProgress:
-    """Return an `on_progress` callback that drops reports if they arrive faster than the caller reads them."""
-    waiting = 0
-
-    async def report(done: float, total: float | None, message: str | None) -> None:
-        nonlocal waiting
-        if waiting < _MAX_PROGRESS:
-            waiting += 1
-            try:
-                await on_progress(done, total, message)
-            finally:
-                waiting -= 1
-
-    return report
-
-
-class RelaySession(NegotiatingSession):
-    """A session with a server."""
-
-    def __init__(
-        self, dispatcher: Dispatcher, plain: PlainCalls | None = None, **callbacks: Any
-    ) -> None:
-        super().__init__(dispatcher, **callbacks)
-        self._plain = plain
-        self._cancelling: set[asyncio.Task[None]] = set()
-
-        self.finished = dispatcher.ended
-        """Set when the session has ended."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is open."""
-        return self.dispatcher.is_open and not self.finished.is_set()
-
-    async def relay(
-        self, method: str, params: JSONObject, on_progress: OnProgress | None = None
-    ) -> JSONObject:
-        """Send a request and return its result unchanged. `params` may be modified.
-
-        Raises:
-            MCPError: If the server responds with an error or does not respond.
-        """
-        data: JSONObject = {"method": method, "params": params}
-        options: CallOptions = {}
-        self.stamp(data, options)
-        plain = self._plain
-        if plain is not None and method in METHODS and plain.is_usable and self.protocol_version:
-            request_id = plain.next_id()
-            sent = data["params"]
-            if on_progress is not None:
-                sent = {**sent, "_meta": {**sent.get("_meta", {}), "progressToken": request_id}}
-            headers = {"mcp-protocol-version": self.protocol_version, **options.get("headers", {})}
-            try:
-                outcome = await plain.post(request_id, method, sent, headers)
-            except asyncio.CancelledError:
-                self._cancel(request_id)
-                raise
-            if isinstance(outcome, dict):
-                return outcome
-            options["request_id"] = request_id
-        if on_progress is not None:
-            options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
-        try:
-            return await self.dispatcher.send_raw_request(method, data["params"], options)
-        finally:
-            handed_over = options.get("request_id")
-            if plain is not None and handed_over is not None:
-                unread = plain.take(handed_over)
-                if unread is not None:
-                    # The request was cancelled before the SDK began to read it.
-                    unread.response.close()
-                    self._cancel(handed_over)
-
-    def _cancel(self, request_id: RequestId) -> None:
-        """Cancel a request at a server before 2026-07-28; for newer servers, closing the connection cancels it."""
-        if self.is_modern or not self.is_open:
-            return
-        notice = self.dispatcher.notify("notifications/cancelled", {"requestId": request_id})
-        start_task(self._cancelling, notice)
