@@ -397,9 +397,8 @@ class ServerCatalog:
             else:
                 yield name, tools.build_tool(spec, name, self._source, self._asked)
 
-    def _find(self, name: str) -> tuple[Operation, JSONObject] | None:
-        tool, operation = self.tools.get(name), self.operations.get(self._ids.get(name, ""))
-        return None if tool is None or operation is None else (operation, tool)
+    def _find(self, name: str) -> Operation | None:
+        return self.operations.get(self._ids.get(name, "")) if name in self.tools else None
 
     def _asked(self) -> str:
         """Add the operation that accepts answers, because a tool has asked its caller a question."""

@@ -27,7 +27,6 @@ from operations._json import (
 )
 from operations._mcp_config import MCPClientConfig
 from operations._text import safe_name
-from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import (
     MCPContentBlock,
@@ -39,7 +38,7 @@ from operations.envelopes import (
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp import codec
 from operations.mcp.interaction import MAX_ROUNDS, answers_to, is_question, question_envelope
-from operations.schema import Schema, from_schema, validate_or_raise
+from operations.schema import Schema, from_schema
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import rewritten
 from operations.specs import Operation, OperationSpec, OperationType
@@ -316,16 +315,14 @@ _RESUME: Final[JSONObject] = {
 }
 
 
-def build_resume(
-    source: ServerAccess, find: Callable[[str], tuple[Operation, JSONObject] | None]
-) -> Operation:
+def build_resume(source: ServerAccess, find: Callable[[str], Operation | None]) -> Operation:
     """Return `<server>.tools.resume`, which answers the questions of a call that ended with `input_required`.
 
     It calls the same tools, so it has the same requirements: access, valid arguments, no quarantine.
 
     Args:
         source: The server.
-        find: Returns the operation of a tool and the listed tool, given the name of the tool.
+        find: Returns the operation of a tool, given the name of the tool.
     """
     config = source.config
     spec = OperationSpec(
@@ -340,25 +337,16 @@ def build_resume(
     )
 
     async def resume(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        found = find(input["name"])
-        if found is None:
+        operation = find(input["name"])
+        if operation is None:
             operation_id = f"{config.namespace}.{input['name']}"
             raise operation_not_found(operation_id, f"{source.server} has no such tool")
-        (operation, tool), arguments = found, input.get("arguments", {})
         if context.registry is not None:
-            # Grants and rules for the tool also apply to its continuation.
+            # The schema, grants and rules of the tool also apply to its continuation.
+            arguments = input.get("arguments", {})
             await context.registry.authorize(operation.spec.id, arguments, context)
-        elif not context.trusted:
-            enforce_access(
-                operation.spec.access_control, context.identity, operation_id=operation.spec.id
-            )
         if "quarantined" in operation.spec.meta:
-            return await cast("Awaitable[ResponseEnvelope[Any]]", operation.handler(None, context))
-        validate_or_raise(
-            from_schema(tool["inputSchema"], lenient=True),
-            arguments,
-            subject=f"arguments of {operation.spec.id}",
-        )
+            raise in_quarantine(operation.spec.id, source.server)
         result = await source.request("tools/call", dict(input), context, replayable=False)
         return (
             question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))
