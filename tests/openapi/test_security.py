@@ -157,6 +157,34 @@ async def test_an_operation_without_security_gets_no_scheme(echo: Echo) -> None:
     assert echo.seen[0].header("authorization") is None
 
 
+@pytest.mark.parametrize("security", [{}, {"security": [{"token": []}, {"key": []}]}])
+async def test_an_api_key_that_is_also_a_required_parameter_is_sent(
+    security: dict[str, Any], echo: Echo
+) -> None:
+    echo.seen.clear()
+    places = {"key": "query", "token": "header", "other": "query"}
+    doc = document(
+        parameters=[
+            {"in": "query", "name": "key", "required": True, "schema": {"type": "string"}},
+            {"in": "header", "name": "Token", "required": True, "schema": {"type": "string"}},
+            {"in": "query", "name": "other", "schema": {"type": "string"}},
+        ],
+        components={
+            "securitySchemes": {
+                name: {"type": "apiKey", "in": place, "name": name}
+                for name, place in places.items()
+            }
+        },
+        **security,
+    )
+    credentials = {name: f"{name}-secret" for name in places}
+    async with imported(doc, base_url=echo.url, credentials=credentials) as registry:
+        await registry.execute("api.call", {})
+
+    (seen,) = echo.seen
+    assert (seen.query, seen.header("token")) == ("key=key-secret", "token-secret")
+
+
 async def test_swagger_schemes_are_the_same_schemes(echo: Echo) -> None:
     echo.seen.clear()
     doc = {

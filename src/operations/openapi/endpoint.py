@@ -32,7 +32,7 @@ from operations.openapi.responses import (
     with_response,
 )
 from operations.openapi.streaming import EventStream, read_all
-from operations.openapi.transport import Draft, written_names
+from operations.openapi.transport import Draft, name_key, written_names
 from operations.schema import Schema
 from operations.schema.casting.stripping import REFUSALS
 from operations.types import JSONObject, JSONSchema
@@ -324,7 +324,8 @@ class Endpoint:
                 is_stream=self.is_stream,
                 is_split=self._is_split,
             )
-            self._security = client.security.plan(entry.operation.get("security"))
+            required = {name_key(p.place, p.name) for p in model.parameters if p.required}
+            self._security = client.security.plan(entry.operation.get("security"), required)
             self._plan = plan
         return plan
 

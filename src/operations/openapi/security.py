@@ -11,7 +11,7 @@ Rule 4: a failure of the token provider is never reported as `ACCESS_DENIED`, be
 import base64
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeAlias, cast
@@ -307,15 +307,23 @@ class Security:
     @cached_property
     def keys(self) -> frozenset[tuple[str, str]]:
         """The part of `owned` that belongs to API keys, which are added to each request."""
-        schemes = [object_of(self._schemes.get(name)) for name in self._credentials]
-        return frozenset(
-            name_key(text_of(scheme.get("in")), text_of(scheme.get("name")))
-            for scheme in schemes
-            if scheme.get("type") == "apiKey"
-        )
+        return frozenset(filter(None, map(self._key_of, self._credentials)))
 
-    def plan(self, requirement: Any) -> SecurityPlan:
-        """Return the plan for an operation's own security requirement; for the document's if it is None."""
+    def _key_of(self, name: str) -> tuple[str, str] | None:
+        """Return the key of the parameter that an API key is sent as; None for other security schemes."""
+        scheme = object_of(self._schemes.get(name))
+        if scheme.get("type") != "apiKey":
+            return None
+        return name_key(text_of(scheme.get("in")), text_of(scheme.get("name")))
+
+    def plan(self, requirement: Any, parameters: Collection[tuple[str, str]] = ()) -> SecurityPlan:
+        """Return how the requests of an operation are signed.
+
+        Args:
+            requirement: The operation's own security requirement; None for the document's.
+            parameters: The keys (see `name_key`) of the parameters that the operation requires. API keys among
+                them are sent even if the requirement does not name them.
+        """
         if self.is_empty:
             return SecurityPlan({}, is_fixed=True, credentials=NOTHING)
         alternatives = list_of(self._default if requirement is None else requirement)
@@ -324,7 +332,10 @@ class Security:
         usable = (
             each for each in map(object_of, alternatives) if each and each.keys() <= known.keys()
         )
-        schemes = next(usable, JSONObject())
+        schemes = {**next(usable, JSONObject())}
+        for name in known:
+            if self._key_of(name) in parameters:
+                schemes.setdefault(name, [])
         given = [known[name] for name in schemes]
         if self._auth is not None:
             given.append(_auth_secret(self._auth))
