@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from operations.errors import NotSentError, TransportError
+from operations.pubsub.base import Delivery
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
@@ -117,6 +118,29 @@ async def test_a_connection_cannot_be_used_on_another_event_loop() -> None:
             for use in uses:
                 with pytest.raises(NotSentError, match="another event loop"):
                     await asyncio.to_thread(asyncio.run, use)
+
+
+async def test_messages_of_one_moment_arrive_at_a_server_with_a_low_limit() -> None:
+    arrived: list[bytes] = []
+    complete = asyncio.Event()
+
+    class Counting(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            arrived.append(delivery.body)
+            if len(arrived) == 16:
+                complete.set()
+
+    async def read(target: AcceptedTarget) -> None:
+        await target.listen((target.mailbox(),), Counting())
+        await target.wait_closed()
+
+    async with serve_websocket(read, max_received=2000) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_websocket(f"ws://127.0.0.1:{port}") as target:
+            await asyncio.gather(*(target.send("peer", SMALL) for _ in range(16)))
+            with anyio.fail_after(20):
+                await complete.wait()
+    assert arrived == [SMALL] * 16
 
 
 @pytest.mark.requirement("R35", "F6", "F7")

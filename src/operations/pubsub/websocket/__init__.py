@@ -38,6 +38,7 @@ from operations.pubsub.config import connect_failure, enforce_address
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
     BATCHES,
+    MAX_BATCH,
     MAX_BYTES,
     MAX_RECEIVED,
     SETTINGS,
@@ -91,12 +92,13 @@ async def connect_websocket(
         TransportError: If the address is malformed, or the server cannot be reached or rejects the handshake.
     """
     enforce_address(url, ("ws", "wss"))
+    offered = {BATCHES: "1"} if max_bytes >= MAX_BATCH else {}
 
     async def open_socket() -> Any:
         try:
             return await connect(
                 url,
-                additional_headers={BATCHES: "1", **(headers or {})},
+                additional_headers={**offered, **(headers or {})},
                 max_size=max_bytes,
                 **{**SETTINGS, **options},
             )
@@ -299,6 +301,7 @@ async def serve_websocket(
     # The identities by connection, from the handshake until it is served.
     known: WeakKeyDictionary[ServerConnection, tuple[Identity, Request]] = WeakKeyDictionary()
     max_received = min(max_received, max_bytes)
+    accepts_batches = not interop and max_received >= MAX_BATCH
 
     async def check_handshake(connection: ServerConnection, request: Request) -> Response | None:
         """Reject in the handshake: a client that is rejected later counts as connected, and reconnects at once."""
@@ -327,13 +330,13 @@ async def serve_websocket(
 
     def announce(connection: ServerConnection, request: Request, response: Response) -> None:
         response.headers[ANNOUNCED] = str(max_received)
-        if not interop:
+        if accepts_batches:
             response.headers[BATCHES] = "1"
 
     async def handle(connection: ServerConnection) -> None:
         identity, request = known.pop(connection, (None, None))
         sent = connection.request
-        batches = not interop and sent is not None and BATCHES in sent.headers
+        batches = accepts_batches and sent is not None and BATCHES in sent.headers
         async with accept_websocket(
             LibrarySocket(connection, batches),
             identity=identity,

@@ -8,8 +8,10 @@ Rule 1: the connection is the peer. When it breaks, its calls are lost, and thei
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from sys import maxsize
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -51,13 +53,14 @@ PING_TIMEOUT = 8.0
 CLOSE_TIMEOUT = 1.0
 """Seconds for the closing handshake."""
 
-_GATHERED = 16
-_GATHERED_BYTES = 32 * 1024
-"""Limits of messages and bytes that are written together. If all messages of an iteration were written at its end, the
-two peers would work alternately instead of in parallel."""
+_MAX_UNSENT = 32 * 1024
+"""Senders wait while more bytes than this are unsent."""
 
-_MAX_IN_TURN = 256 * 1024
-"""Bytes that may be sent before other tasks run."""
+MAX_BATCH = 2 * _MAX_UNSENT
+"""The largest frame with several events, in bytes. A peer with a lower limit does not accept batches."""
+
+_WATCH_EVERY = 1.0
+"""Seconds between two checks that a peer reads."""
 
 _logger = logging.getLogger("operations.websocket")
 _logger.setLevel(logging.INFO)
@@ -100,9 +103,8 @@ class Socket(Protocol):
 class LibrarySocket:
     """A connection of the `websockets` library.
 
-    Messages of one iteration of the event loop are written in pieces of `_GATHERED`, and the rest at its end.
-    The library would write every message separately: for a small message, the frame and the system call cost more than
-    the message itself. If the peer accepts batches, each piece is one frame.
+    The messages of one iteration of the event loop are sent as one frame if the peer accepts batches: for a small
+    message, the frame and the system call cost more than the message itself.
 
     The library's keepalive waits for buffer space before it pings, so it does not detect a peer that has stopped
     reading; this class does.
@@ -114,100 +116,80 @@ class LibrarySocket:
     def __init__(self, connection: Any, batches: bool = False) -> None:
         self.batches = batches
         self._connection = connection
-        self._flushing = False
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
-        self._in_turn = 0
-        self._written = 0
-        self._watching: asyncio.TimerHandle | None = None
-        self._reason = ""
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._room = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+        self._failure = ""
+        self._loop = asyncio.get_running_loop()
+        self._watching: asyncio.TimerHandle
 
     async def send(self, text: bytes) -> None:
-        """Send a text frame, together with other frames of this iteration of the event loop."""
-        connection = self._connection
-        await self._room()
-        if connection.protocol.state is not State.OPEN:
-            try:
-                await connection.send(text, text=True)
-            except ConnectionClosed as error:
-                raise EOFError(self._reason or str(error)) from error
-            return
-        self._gathered.append(text)
-        self._gathered_bytes += len(text)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        if len(self._gathered) >= _GATHERED or self._gathered_bytes > _GATHERED_BYTES:
-            self._in_turn += self._gathered_bytes
-            self._write()
-            if len(text) > _GATHERED_BYTES:
-                # A large message counts as sent when the peer has read nearly all of it.
-                await self._room()
-                if connection.protocol.state is not State.OPEN:
-                    raise EOFError(self._reason or "the peer did not read the whole message")
-            if self._in_turn > _MAX_IN_TURN:
-                # A sender without pause must let other tasks run.
-                await asyncio.sleep(0)
+        """Send a message, together with other messages of this iteration of the event loop.
 
-    async def _room(self) -> None:
-        while self._connection.paused:
-            try:
-                await self._connection.drain()
-            except OSError as error:
-                raise EOFError(self._reason or str(error)) from error
+        Waits while much is unsent, so that a large message counts as sent when the peer has read nearly all of it.
+        """
+        self._unsent.append(text)
+        self._unsent_bytes += len(text)
+        if self._sending is None:
+            self._sending = asyncio.Task(self._send_all())
+        if self._unsent_bytes > _MAX_UNSENT:
+            self._room.clear()
+            await self._room.wait()
+        if self._connection.state is not State.OPEN:
+            raise EOFError(self._failure or "the peer did not read the whole message")
 
-    def _flush(self) -> None:
-        self._flushing = False
-        self._in_turn = 0
-        self._write()
+    async def _send_all(self) -> None:
+        try:
+            while self._unsent:
+                texts = self._next_texts()
+                await self._send_frame(b"\n".join(texts))
+                self._unsent_bytes -= sum(map(len, texts))
+                if self._unsent_bytes <= _MAX_UNSENT:
+                    self._room.set()
+        except ConnectionClosed as error:
+            self._failure = self._failure or str(error)
+        finally:
+            self._sending = None
+            self._room.set()
 
-    def _write(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        self._gathered_bytes = 0
-        connection = self._connection
-        if connection.protocol.state is not State.OPEN:
-            connection.send_data()
-            return
-        if self.batches and not any(b"\n" in text for text in gathered):
-            gathered = [b"\n".join(gathered)] if gathered else []
-        for text in gathered:
-            connection.protocol.send_text(text)
-        data = b"".join(connection.protocol.data_to_send())
-        self._written += len(data)
-        connection.transport.write(data)
-        if connection.paused and self._watching is None:
-            self._watch(0.0, self._gone(), 0)
+    def _next_texts(self) -> list[bytes]:
+        """Return the next message or, if the peer accepts batches, as many messages as a frame may contain."""
+        texts = [self._unsent.popleft()]
+        room = MAX_BATCH - len(texts[0]) if self.batches else 0
+        while self._unsent and len(self._unsent[0]) < room:
+            texts.append(self._unsent.popleft())
+            room -= len(texts[-1]) + 1
+        return texts
 
-    def _watch(self, idle: float, gone: int, pings: int) -> None:
+    async def _send_frame(self, text: bytes) -> None:
+        self._watch_later(maxsize, 0.0)
+        try:
+            await self._connection.send(text, text=True)
+        finally:
+            self._watching.cancel()
+
+    def _watch_later(self, least: int, idle: float) -> None:
+        self._watching = self._loop.call_later(_WATCH_EVERY, self._watch, least, idle)
+
+    def _watch(self, least: int, idle: float) -> None:
         """Abort the connection if the peer reads no data for the time of a ping and its response."""
         connection = self._connection
-        self._watching = None
         interval, timeout = connection.ping_interval, connection.ping_timeout
-        if not connection.paused or interval is None or timeout is None:
-            return
-        before, gone = gone, self._gone()
-        # The library itself writes one ping, and responses to pings of the peer.
-        pings += gone < before
-        is_moving = gone > before or (gone < before and pings > 1)
-        step = timeout / 8
-        idle = 0.0 if is_moving else idle + step
-        if idle > interval + timeout:
-            self._reason = f"the peer has read nothing for {idle:g} seconds"
+        unread: int = connection.transport.get_write_buffer_size()
+        idle = 0.0 if unread < least else idle + _WATCH_EVERY
+        if interval is not None and timeout is not None and idle > interval + timeout:
+            self._failure = f"the peer has read nothing for {idle:g} seconds"
             connection.transport.abort()
         else:
-            self._watching = connection.loop.call_later(step, self._watch, idle, gone, pings)
-
-    def _gone(self) -> int:
-        """Return the number of sent bytes, without those that the library wrote itself."""
-        size: int = self._connection.transport.get_write_buffer_size()
-        return self._written - size
+            self._watch_later(min(unread, least), idle)
 
     async def receive(self) -> bytes:
         """Return the next frame."""
         try:
             body: bytes = await self._connection.recv(decode=False)
         except ConnectionClosed as error:
-            raise EOFError(self._reason or str(error)) from error
+            raise EOFError(self._failure or str(error)) from error
         return body
 
     async def close(self) -> None:
