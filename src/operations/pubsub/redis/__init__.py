@@ -84,9 +84,6 @@ _MAILBOX_LENGTH = 250_000
 _MARK_SECONDS = 30
 """Seconds for which a key is stored, the default time limit of a call."""
 
-_BATCH_BYTES = 256 * 1024
-"""Limits of the requests that one script call adds, because Redis is blocked while it runs."""
-
 _WRONG_SERVER_PAUSE = 0.1
 """Seconds until a request that a replica rejected is sent again."""
 
@@ -105,7 +102,6 @@ class RedisTarget(RedisClient):
             enforce_client(name)
         self._max_backlog = config.max_backlog
         self._channels = Channels(self, sender_of=self._sender_of)
-        self._batches: dict[str, _Batch] = {}
         self.values = RedisValues(self.link, f"{self._prefix}authority:")
 
     async def check_privacy(self) -> None:
@@ -259,7 +255,7 @@ class RedisTarget(RedisClient):
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Add `body` to the stream of the queue, together with all requests of this iteration of the event loop."""
+        """Add `body` to the stream of the queue."""
         enforce_size(body, self.max_bytes)
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
@@ -267,7 +263,9 @@ class RedisTarget(RedisClient):
             if not self.connected.is_set():
                 await self.ready(ends_at - loop.time())
             try:
-                answer = await self._add(queue, key, body)
+                answer = await self._put(queue, key, body)
+            except ResponseError as error:
+                raise not_added(error, self._queue(queue, self.client)) from error
             except WrongServerError:
                 # The link reconnects, possibly to the new master.
                 if loop.time() + _WRONG_SERVER_PAUSE > ends_at:
@@ -285,45 +283,13 @@ class RedisTarget(RedisClient):
             raise QueueFullError(f"too many requests are waiting for {queue!r}")
         return str(answer, "ascii")
 
-    async def _add(self, queue: str, key: str, body: bytes) -> Any:
+    async def _put(self, queue: str, key: str, body: bytes) -> Any:
         """Return the id of the new entry, or `_NO_WORKER` or `_FULL`."""
-        batch, loop = self._batches.get(queue), asyncio.get_running_loop()
-        if batch is None or batch.size > _BATCH_BYTES:
-            batch = self._batches[queue] = _Batch()
-            batch.task = asyncio.Task(self._submit(queue, batch), loop=loop)
-        future: asyncio.Future[Any] = loop.create_future()
-        batch.arguments += (key, body)
-        batch.size += len(body)
-        batch.waiting.append(future)
-        return await future
-
-    async def _submit(self, queue: str, batch: "_Batch") -> None:
-        """Add the requests of one iteration of the event loop, which were collected before this task runs."""
-        if self._batches.get(queue) is batch:
-            del self._batches[queue]
         client = self.client
-        command = (
-            *(1, self._queue(queue, client), self._max_backlog, _MARK_SECONDS),
-            *(self._backlog(queue, client), f"{self._prefix}seen:{client}:{queue}:"),
-            *batch.arguments,
+        arguments = (
+            *(1, self._queue(queue, client), self._max_backlog, self._backlog(queue, client)),
+            *(f"{self._prefix}seen:{client}:{queue}:", key, _MARK_SECONDS, body),
         )
-        answer: Any = None
-        failure: TransportError | None = None
-        try:
-            answer = await self._put(command)
-        except ResponseError as error:
-            failure = not_added(error, self._queue(queue, client))
-        except TransportError as error:
-            failure = error
-        for number, future in enumerate(batch.waiting):
-            if future.done():
-                continue
-            if failure is not None:
-                future.set_exception(failure)
-            else:
-                future.set_result(answer if isinstance(answer, int) else answer[number])
-
-    async def _put(self, arguments: tuple[Any, ...]) -> Any:
         try:
             return await self.link.request("EVALSHA", PUT_SHA, *arguments)
         except NoScriptError:
@@ -398,17 +364,6 @@ class RedisTarget(RedisClient):
             return False
         await self.link.ready()
         return bool(await self._ask("XDEL", self._letters(queue, client), entry))
-
-
-class _Batch:
-    """Requests that are added to one queue in one iteration of the event loop."""
-
-    def __init__(self) -> None:
-        self.arguments: list[Any] = []
-        self.size = 0
-        self.task: asyncio.Task[None] | None = None
-        # One future for each request, because a cancelled task cancels the future that it awaits.
-        self.waiting: list[asyncio.Future[Any]] = []
 
 
 def _parse_letter(letter: str) -> tuple[str, str]:

@@ -250,26 +250,19 @@ class MailboxReader(ReconnectingConnection):
 
 
 PUT = """
-local limit, seconds, each_key, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local limit, each_key, marks, key, seconds = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
 if workers == 0 then
   redis.call('SET', marks, '', 'EX', 1)
   return -1
 end
-local ids = {}
 local each = redis.call('GET', each_key)
 if each then limit = math.min(limit, workers * each) end
 if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
-for i = 5, #ARGV, 2 do
-  local id = ''
-  if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
-    id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
-  end
-  ids[#ids + 1] = id
-end
-return ids
+if not redis.call('SET', marks .. key, '', 'NX', 'EX', seconds) then return '' end
+return redis.call('XADD', KEYS[1], '*', 'e', ARGV[6])
 """
-"""Adds requests to a queue, if a worker reads it and not too many wait in it; drops keys that it has seen before.
+"""Adds a request to a queue, if a worker reads it and not too many wait in it; drops a key that it has seen before.
 
 Without workers, a write fails if the server has become a replica, which the workers noticed earlier.
 """
