@@ -192,6 +192,20 @@ async def test_an_idle_server_is_stopped_and_started_again() -> None:
             assert await pid(registry) != first
 
 
+async def test_each_call_restarts_the_idle_time() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(idle_timeout=0.5)) as client:
+            registry = OperationRegistry(client)
+            await asyncio.sleep(0.3)
+            await pid(registry)
+            await asyncio.sleep(0.4)
+            began = time.monotonic()
+            await pid(registry)
+            await eventually(lambda: not client.is_connected)
+
+    assert time.monotonic() - began >= 0.5
+
+
 async def test_a_busy_server_is_not_stopped() -> None:
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw(idle_timeout=1, timeout=2)) as client:

@@ -283,19 +283,18 @@ class LiveConnection:
 
     async def _is_left(self, session: RelaySession) -> bool:
         """Wait for the end of `session`; return True if it should be closed, False if it was lost."""
-        idle = 0.0 if self.config.lazy and not self.used else self.config.idle_timeout
+        idle = math.inf if self.config.idle_timeout is None else self.config.idle_timeout
         loop = asyncio.get_running_loop()
+        opened = loop.time()
         while not session.finished.is_set():
-            with anyio.move_on_after(math.inf if idle is None else idle):
-                await session.finished.wait()
-            if idle is None or session.finished.is_set():
-                continue
-            rest = self.used + idle - loop.time() if self.used else 0.0
+            is_only_listed = self.config.lazy and not self.used
+            rest = 0.0 if is_only_listed else max(opened, self.used) + idle - loop.time()
             if rest <= 0 and self.busy == 0:
                 # Until the next await, no call can receive this session.
                 session.finished.set()
                 return True
-            idle = rest if rest > 0 else self.config.idle_timeout
+            with anyio.move_on_after(rest if rest > 0 else idle):
+                await session.finished.wait()
         return self.is_closed
 
     @asynccontextmanager
@@ -330,8 +329,7 @@ class LiveConnection:
         self._session = session
         self._has_served = False
         self._forgive()
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
+        for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(session)
 
@@ -345,8 +343,7 @@ class LiveConnection:
             self._patience = None
 
     def _fail_waiters(self, failure: CallError) -> None:
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
+        for waiter in self._waiters:
             if not waiter.done():
                 # A copy for each, because a raised error collects tracebacks.
                 waiter.set_exception(copy(failure))
