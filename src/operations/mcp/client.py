@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 import anyio
 import mcp_types as types
 from mcp import MCPError
-from mcp.client.subscriptions import SubscriptionLost, listen
+from mcp.client.subscriptions import listen
 from mcp_types import HEADER_MISMATCH
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
@@ -440,14 +440,12 @@ class MCPClient:
                     self.is_listening = True
                     async for _ in changes:
                         self._stale.set()
-            except (SubscriptionLost, TimeoutError) as error:
-                logger.debug("%s: the subscription to changes was lost: %s", self.name, error)
             except MCPError as error:
                 if error.code != types.CONNECTION_CLOSED:
                     logger.debug("%s does not announce changes: %s", self.name, error)
                     return
             except Exception:
-                logger.debug("%s: cannot listen for changes", self.name, exc_info=True)
+                logger.debug("%s: the subscription to changes was lost", self.name, exc_info=True)
             finally:
                 self.is_listening = False
             await asyncio.sleep(_LISTEN_AGAIN_SECONDS)

@@ -125,9 +125,7 @@ class MCPClientLoader:
         Raises:
             RegistrationError: If an id is taken; no operation is added then.
         """
-        added = registry.register_all(self)
-        self.attach(registry)
-        return added
+        return registry.register_all(self)
 
     def attach(self, registry: OperationRegistry) -> None:
         """Apply later changes of these operations to `registry`, which already has them."""

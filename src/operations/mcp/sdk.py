@@ -1,4 +1,4 @@
-"""The only module that uses private names of the MCP SDK.
+"""The SDK's client with our changes; the only module that uses private names of the SDK.
 
 Every other module uses the SDK's public names. `tests/test_dependencies.py` lists the private names used here and fails
 if the SDK is upgraded to another minor version, so that each of them is checked again.
