@@ -139,7 +139,9 @@ class _AskingCall:
         self.caller = caller
         self._known = dict(answers)
         self._open: dict[str, tuple[JSONObject, asyncio.Future[JSONObject]]] = {}
-        self._asked = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Set when the call has questions, or has ended."""
+
         self._count = 0
         self._is_waiting = False
         self._unsent: deque[tuple[Any, ...]] = deque(maxlen=MAX_MESSAGES)
@@ -157,20 +159,18 @@ class _AskingCall:
             return await run(own)
 
         self.task = asyncio.Task(body())
+        self.task.add_done_callback(lambda _: self._changed.set())
 
     async def proceed(self) -> JSONObject | None:
         """Run the call until it ends or has questions, and return the outcome."""
-        asked = asyncio.Task(self._asked.wait())
         try:
             await self._send_unsent()
             if not self._open:
-                await asyncio.wait({self.task, asked}, return_when=asyncio.FIRST_COMPLETED)
+                await self._changed.wait()
         except BaseException:
             # The client has disconnected.
             self.task.cancel()
             raise
-        finally:
-            asked.cancel()
         if self.task.done():
             return None
         # A handler that asks several questions at once does so in one iteration of the event loop.
@@ -186,8 +186,8 @@ class _AskingCall:
                 del self._open[name]
                 if not question[1].done():
                     question[1].set_result(dict(cast("Mapping[str, Any]", value)))
-        if not self._open:
-            self._asked.clear()
+        if not self._open and not self.task.done():
+            self._changed.clear()
 
     async def _send(self, kind: str, *message: Any) -> None:
         if self._is_waiting:
@@ -217,7 +217,7 @@ class _AskingCall:
             return dict(cast("Mapping[str, Any]", known))
         future: asyncio.Future[JSONObject] = asyncio.get_running_loop().create_future()
         self._open[name] = ({"method": method, "params": params}, future)
-        self._asked.set()
+        self._changed.set()
         try:
             return await future
         finally:
