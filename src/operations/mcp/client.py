@@ -10,7 +10,6 @@ from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any, Self, cast
 
-import anyio
 import mcp_types as types
 from mcp import MCPError
 from mcp.client.subscriptions import listen
@@ -20,6 +19,7 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import Bulkhead, CircuitBreaker, LogBudget
+from operations._tasks import cancel_tasks, shielded
 from operations._text import counted, safe_namespace
 from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
@@ -182,26 +182,17 @@ class MCPClient:
             await self.aclose()
             raise
 
+    @shielded
     async def aclose(self) -> None:
         """Disconnect, and stop the server if it is a child process. May be called from any task, and more than once.
 
         Takes at most a few seconds more than `shutdown_timeout`, and is not interrupted by a cancel scope.
         """
-        self._cancel_helpers()
-        with anyio.CancelScope(shield=True):
-            # All at once, because each may take seconds if the server does not respond.
-            await asyncio.gather(
-                self._connection.aclose(), self._own.aclose(), self._watches.aclose()
-            )
-            # Another listener may have started while the connection closed.
-            if helpers := self._cancel_helpers():
-                await asyncio.wait(helpers)
-
-    def _cancel_helpers(self) -> list[asyncio.Task[None]]:
-        helpers = [task for task in (self._follower, self._listener) if task is not None]
-        for task in helpers:
-            task.cancel()
-        return helpers
+        await cancel_tasks(self._follower, self._listener)
+        # All at once, because each may take seconds if the server does not respond.
+        await asyncio.gather(self._connection.aclose(), self._own.aclose(), self._watches.aclose())
+        # Another listener may have started while the connection closed.
+        await cancel_tasks(self._listener)
 
     async def __aenter__(self) -> Self:
         return self

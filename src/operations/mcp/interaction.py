@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from operations._json import object_of, to_json
 from operations._mcp_config import AskHandler, MCPClientConfig
+from operations._tasks import start_task
 from operations.access import Identity
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
@@ -177,14 +178,8 @@ class CallInFlight:
         """Deliver a log message; drop it if too many are undelivered."""
         if len(self._messages) >= MAX_MESSAGES:
             message.close()
-            return
-        delivery = asyncio.Task(message)
-        self._messages.add(delivery)
-        delivery.add_done_callback(self._delivered)
-
-    def _delivered(self, delivery: asyncio.Task[None]) -> None:
-        self._messages.discard(delivery)
-        retrieve_exception(delivery)
+        else:
+            start_task(self._messages, message).add_done_callback(retrieve_exception)
 
     async def settle(self) -> None:
         """Wait until messages that arrived before the response are delivered, to keep the order.
