@@ -337,6 +337,25 @@ async def test_a_waiting_call_ends_before_its_deadline_and_at_most_a_thousand_wa
     assert await office.call() == REQUIRED
 
 
+async def test_requests_are_removed_some_time_after_they_have_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [time()]
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    store = Store()
+    office = Office(store, seconds=60)
+    for number in range(5):
+        assert await office.call(id=number) == REQUIRED
+    assert len(await store.items("approval")) == 5
+
+    now[0] += 2 * 24 * 3600
+    # Nobody lists the requests.
+    assert await office.call(id=7) == REQUIRED
+
+    assert len(await store.items("approval")) == 1
+
+
 async def test_answers_survive_a_restart_and_cross_hubs(tmp_path: Path) -> None:
     stores = [Store(SQLiteValues(tmp_path / "a.db")), Store(SQLiteValues(tmp_path / "a.db"))]
     here, there = (Office(store, hold=10) for store in stores)

@@ -54,7 +54,7 @@ _KEPT = 24 * 3600 * 1000
 """Milliseconds for which a finished record, or the counters of an expired grant, stay in the store."""
 
 _CLEAN_SECONDS = 600.0
-"""Seconds between two searches for the counters of grants that have expired."""
+"""Seconds between two searches for records, and counters of grants, that have expired."""
 
 _NEXT = {"pending": ("approved", "denied", "used"), "approved": ("used",)}
 """The states that may follow each state. If a caller confirms its own call, the approval is used at once."""
@@ -240,11 +240,9 @@ class Approvals:
     async def pending(self, context: OperationContext) -> list[Approval]:
         """List the calls that wait for approval, with operation, exact input, caller and acting parties."""
         found: list[Approval] = []
-        for key, held in (await self._store.items("approval")).items():
+        for held in (await self._store.items("approval")).values():
             record = _decode(held)
-            if record.until + _KEPT < clock():
-                await self._store.swap(key, held, None)
-            elif record.state == "pending" and not record.has_ended and _may_see(record, context):
+            if record.state == "pending" and not record.has_ended and _may_see(record, context):
                 found.append(record)
         return sorted(found, key=lambda record: record.created)
 
@@ -386,33 +384,44 @@ class Authority:
         rules = None if grant is None else grant.rules(operation_id)
         rule, by_grant = operation.approve, rules is not None and rules.approve
         if by_grant or (rule is not None and rule.applies(value, operation.spec.completed)):
+            await self._remove_expired()
             rule = rule or _DEFAULT_RULE
             asked = _request(operation.spec, digest, value, context, rule)
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
             value, used = approval.input, approval.id
             await enforce_valid(context, self.store)
         if identity and grant and rules and rules.budgets:
+            await self._remove_expired()
             # The counters of all blocks are in one value, so that they change together or not at all.
             root = (identity.presented[1] or grant.keys)[0]
             # A grant that a hub minted for one call does not contain the end of the caller's own grant.
             until = grant.blocks[0].until if grant.origin is None else None
             await self.store.change(f"budget.{root}", lambda held: _spent(held, rules, until))
-            await self._remove_expired_budgets()
         if self.ledger is not None:
             self.ledger.begin(operation_id, value, context, used)
         return value
 
-    async def _remove_expired_budgets(self) -> None:
-        """Remove the counters of grants that have expired, every few minutes."""
+    async def _remove_expired(self) -> None:
+        """Remove the approvals, and the counters of grants, that expired some time ago; every few minutes."""
         if monotonic() - self._cleaned_at < _CLEAN_SECONDS:
             return
         self._cleaned_at = monotonic()
-        # The call was counted: a store that fails now must not reject it.
+        # If the store does not work, the call that needs it is rejected afterwards.
         with suppress(StoreError):
-            for key, held in (await self.store.items("budget")).items():
-                until = msgspec.json.decode(held, type=_Spent).until
-                if until is not None and until + _KEPT < clock():
-                    await self.store.swap(key, held, None)
+            for table in ("approval", "budget"):
+                for key, held in (await self.store.items(table)).items():
+                    until = _read_until(held).until
+                    if until is not None and until + _KEPT < clock():
+                        await self.store.swap(key, held, None)
+
+
+class _Expiring(msgspec.Struct):
+    """An approval, or the counters of a grant."""
+
+    until: int | None = None
+
+
+_read_until = msgspec.json.Decoder(_Expiring).decode
 
 
 class _Spent(msgspec.Struct):
