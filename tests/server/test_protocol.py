@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -715,6 +716,36 @@ async def test_an_application_learns_that_its_client_has_disconnected(pipelined:
             await began.wait()
             writer.close()
             await ended.wait()
+
+
+async def test_a_connection_that_is_reset_during_a_large_response_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    began, reset, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(plain())
+        began.set()
+        await reset.wait()
+        for _ in range(20):
+            await send(part(bytes(100_000), more=True))
+        await send(part(b""))
+        ended.set()
+
+    with anyio.fail_after(20):
+        async with serving(large) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET % b"")
+            await began.wait()
+            await reader.readuntil(b"\r\n\r\n")
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            # The application continues before the server has noticed the reset.
+            reset.set()
+            await ended.wait()
+
+    assert caplog.messages == []
 
 
 async def test_a_large_body_is_read_as_the_application_asks_for_it() -> None:

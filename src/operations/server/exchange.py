@@ -275,10 +275,12 @@ class HTTPExchange:
         data = self._framed(body, more=more)
         self.is_started = True
         if len(data) > WRITE_BUFFER:
-            # Not joined with the head, which would copy it.
-            if head:
-                self._transport.write(head)
-            self._transport.write(data)
+            # The parts of a large body follow each other: asyncio would log every one after a lost connection.
+            if not self._transport.is_closing():
+                # Not joined with the head, which would copy it.
+                if head:
+                    self._transport.write(head)
+                self._transport.write(data)
         elif head or data:
             self._transport.write(head + data)
         if not more:
