@@ -14,7 +14,7 @@ from tests.mcp_import.support import eventually, raw, serving
 from operations import AccessControl, CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.mcp.codec import META_KEY
-from operations.mcp.listing import digest
+from operations.mcp.listing import MAX_ABSENT, Listing, Pins, digest
 from operations.observe import CallEvent, RegistryChanged
 
 
@@ -301,3 +301,19 @@ def test_every_part_of_a_definition_is_pinned(changed: dict[str, Any]) -> None:
 
     assert digest({**tool, **changed}, "x") != digest(tool, "x")
     assert digest({**tool, "_meta": {"other": 2}}, "x") == digest(tool, "x")
+
+
+@pytest.mark.requirement("R24")
+@pytest.mark.parametrize("policy", ["off", "warn", "strict"])
+def test_the_definitions_of_a_server_that_always_renames_them_are_bounded(policy: Any) -> None:
+    pins = Pins(policy, {"given": "0" * 64}, "x")
+    for round_ in range(4):
+        names = [f"{round_}-{number}" for number in range(MAX_ABSENT // 2)]
+        tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+        resources = [{"name": name, "uri": f"file:///{name}"} for name in names]
+        pins.check(Listing(tools=tools, resources=resources))
+
+    assert len(pins.accepted) <= MAX_ABSENT * 3 // 2 + 1
+    assert pins.accepted["given"] == "0" * 64
+    last = f"3-{MAX_ABSENT // 2 - 1}"
+    assert ("resources/file:///" + last if policy == "strict" else last) in pins.accepted

@@ -276,11 +276,16 @@ def pin_key(kind: str, entry: JSONObject) -> str:
     return f"{kind}/{entry[LISTS[kind][2]]}"
 
 
+MAX_ABSENT: Final = 10_000
+"""The largest number of stored digests of definitions that a server no longer lists."""
+
+
 class Pins:
     """Accepted digests by key, and pending ones."""
 
     def __init__(self, policy: PinPolicy, accepted: dict[str, str], target: str) -> None:
         self.accepted = accepted
+        self._given = frozenset(accepted)
         self.waiting: dict[str, str] = {}
         self._policy = policy
         self._target = target
@@ -294,7 +299,15 @@ class Pins:
             found.setdefault(key, entry)
         different = [key for key, entry in found.items() if self.is_different(key, entry)]
         self._is_first = False
+        absent = [key for key in self.accepted if key not in found and self._may_forget(key)]
+        for key in absent[:-MAX_ABSENT]:
+            del self.accepted[key]
         return different
+
+    def _may_forget(self, key: str) -> bool:
+        """Return whether a definition that returns later may count as new."""
+        is_strict = self._policy == "strict"
+        return key not in self._given and (not is_strict or key.startswith("resources/"))
 
     def _entries(self, listing: Listing) -> Iterator[tuple[str, JSONObject]]:
         if listing.instructions:
