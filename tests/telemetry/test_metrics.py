@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from operations import OperationContext, OperationRegistry
-from operations._pipeline.plan import BUCKETS
+from operations._pipeline.plan import BUCKETS, MAX_CODES, MAX_REMOVED, UNKNOWN
 from operations.envelopes import mcp_envelope
 from operations.errors import CallError
 from operations.telemetry import CallMetrics
@@ -138,3 +138,44 @@ async def test_counting_ends_with_the_last_metrics(registry: OperationRegistry) 
 
     first.open()
     assert 'operations_calls_total{operation="test.run"' not in first.render().decode()
+
+
+async def test_the_counters_of_removed_operations_are_bounded(registry: OperationRegistry) -> None:
+    counters, stop = registry.count_calls()
+
+    @registry.operation("test.stays")
+    async def stays() -> None: ...
+
+    await registry.execute("test.stays")
+    with pytest.raises(CallError):
+        await registry.execute("made.up")
+    for number in range(2 * MAX_REMOVED):
+        operation_id = f"test.n{number}"
+        registry.operation(operation_id)(lambda: None)
+        await registry.execute(operation_id)
+        registry.unregister(operation_id)
+
+    series = dict(counters)
+    assert len(series) <= MAX_REMOVED + 3
+    assert series["test.stays"].started == 1
+    assert f"test.n{2 * MAX_REMOVED - 1}" in series
+    assert series[UNKNOWN].codes == {"OPERATION_NOT_FOUND": 1}
+    stop()
+
+
+async def test_the_codes_of_an_operation_are_bounded(registry: OperationRegistry) -> None:
+    counters, stop = registry.count_calls()
+
+    @registry.operation("test.fail")
+    async def fail(code: str) -> None:
+        raise CallError(code, "x")
+
+    for number in [*range(2 * MAX_CODES), 0]:
+        with pytest.raises(CallError):
+            await registry.execute("test.fail", {"code": f"CODE_{number}"})
+
+    codes = counters.of("test.fail").codes
+    assert len(codes) == MAX_CODES + 1
+    assert codes["CODE_0"] == 2
+    assert codes[UNKNOWN] == MAX_CODES
+    stop()

@@ -13,7 +13,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -211,7 +211,14 @@ BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
 
 
 UNKNOWN: Final = "(unknown)"
-"""The series for all unregistered operations, because callers can send any number of unknown ids."""
+"""The series for all unregistered operations, because callers can send any number of unknown ids; and the code for all
+further codes of an operation."""
+
+MAX_CODES: Final = 100
+"""The largest number of error codes that are counted separately for one operation; a remote one may send any code."""
+
+MAX_REMOVED: Final = 1_000
+"""The largest number of removed operations whose counters are stored."""
 
 
 class CallSeries:
@@ -245,6 +252,8 @@ class CallSeries:
     def finish(self, code: str | None, seconds: float | None) -> None:
         """Count the end of a call; its duration is None if it was not timed."""
         name = code or ""
+        if name not in self.codes and len(self.codes) >= MAX_CODES:
+            name = UNKNOWN
         self.codes[name] = self.codes.get(name, 0) + 1
         if seconds is not None:
             self.seconds += seconds
@@ -268,7 +277,7 @@ class CallCounters:
         known: The operations that are counted by name.
     """
 
-    def __init__(self, known: Container[str]) -> None:
+    def __init__(self, known: Collection[str]) -> None:
         self._known = known
         self._series: dict[str, CallSeries] = {}
         self._times_all = False
@@ -288,9 +297,15 @@ class CallCounters:
         """Return the counters of an operation."""
         series = self._series.get(operation_id)
         if series is None:
+            if len(self._series) > len(self._known) + MAX_REMOVED:
+                self._forget_removed()
             name = operation_id if operation_id in self._known else UNKNOWN
             series = self._series.setdefault(name, CallSeries(times_all=self._times_all))
         return series
+
+    def _forget_removed(self) -> None:
+        known = {*self._known, UNKNOWN}
+        self._series = {name: each for name, each in self._series.items() if name in known}
 
     def __iter__(self) -> Iterator[tuple[str, CallSeries]]:
         return iter(sorted(self._series.items()))
