@@ -1,5 +1,6 @@
 """A response that a document offers as JSON and as a stream: an operation for each."""
 
+import gc
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from operations.openapi import (
     from_openapi,
     from_openapi_file,
 )
+from operations.schema import Schema
 
 JSON, SSE, NDJSON = "application/json", "text/event-stream", "application/x-ndjson"
 WHOLE = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -332,3 +334,34 @@ def test_a_new_name_of_another_operation_is_not_used_for_a_stream_or_its_pages()
         pagination={"call": LinkPaging()},
     )
     assert found == ["chat", "chat.stream_", "chat.pages_", "chat.stream", "chat.pages"]
+
+
+async def test_media_types_of_callers_are_not_stored() -> None:
+    either = {
+        "anyOf": [
+            {"type": "object", "properties": {"stream": {"type": "boolean"}}},
+            {"type": "object", "properties": {"prompt": {"type": "string"}}},
+        ]
+    }
+    doc = chat()
+    doc["paths"]["/chat"]["post"]["requestBody"]["content"] = {
+        JSON: {"schema": either},
+        "application/*+json": {"schema": either},
+    }
+    server = Chat()
+    async with talking(doc, server) as registry:
+
+        async def call(number: int) -> None:
+            arguments = {"body": {"prompt": "x"}, "content_type": f"application/x{number}+json"}
+            assert await items(registry, "api.call.stream", arguments)
+
+        def schemas() -> int:
+            gc.collect()
+            return sum(isinstance(each, Schema) for each in gc.get_objects())
+
+        await call(0)
+        before = schemas()
+        for number in range(1, 30):
+            await call(number)
+        assert schemas() == before
+    assert server.bodies[-1] == {"prompt": "x", "stream": True}

@@ -163,6 +163,8 @@ class BodyPlan:
         chosen = self._chosen(value, wanted)
         if self._streams is not None and is_object(value):
             value = self._with_stream(value, chosen)
+        if wanted is not None and fnmatchcase(wanted.lower(), chosen.media_type.lower()):
+            chosen = msgspec.structs.replace(chosen, media_type=wanted)
         if self._is_json:
             return Payload(msgspec.json.encode(value), chosen.media_type)
         return write_body(
@@ -201,13 +203,13 @@ class BodyPlan:
         return asking if self._check(chosen).check(without_files(asking)) else value
 
     def _chosen(self, value: Any, wanted: Any) -> Media:
-        """Return the media type for `value`."""
+        """Return the media type of the document for `value`, which may be a pattern."""
         if wanted is not None:
             for offered in self._media:
                 if fnmatchcase(wanted.lower(), offered.media_type.lower()):
                     subject = f"body of type {wanted}"
                     validate_or_raise(self._check(offered), without_files(value), subject=subject)
-                    return msgspec.structs.replace(offered, media_type=wanted)
+                    return offered
         if len(self._media) == 1:
             return self._media[0]
         if is_file_value(value):
