@@ -182,6 +182,34 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
     assert [type(each.exception()) for each in waiting] == [TransportError] * 2
 
 
+async def test_messages_that_were_sent_arrive_before_the_connection_is_closed() -> None:
+    sent = 0
+
+    async def produce(target: WebSocketTarget) -> None:
+        nonlocal sent
+        while True:
+            await target.send("peer", SMALL)
+            sent += 1
+
+    async def count(peer: ServerConnection) -> int:
+        return len([body async for body in peer])
+
+    async with reader(close_timeout=20) as (target, peer):
+        producer = asyncio.create_task(produce(target))
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.1)
+        producer.cancel()
+        counting = asyncio.create_task(count(peer))
+        closing = asyncio.create_task(target.aclose())
+        await asyncio.sleep(0)
+        peer.transport.resume_reading()
+        with anyio.fail_after(20):
+            await closing
+            assert await counting >= sent
+
+
 @pytest.mark.requirement("R33", "F8")
 async def test_a_sender_is_slowed_down_by_a_peer_that_does_not_read() -> None:
     sent = 0

@@ -193,9 +193,11 @@ class LibrarySocket:
         return body
 
     async def close(self) -> None:
-        """Close the connection, even if the peer has stopped reading."""
+        """Send all messages and close the connection, even if the peer has stopped reading."""
         try:
             async with asyncio.timeout(self._connection.close_timeout):
+                if self._sending is not None:
+                    await asyncio.wait({self._sending})
                 await self._connection.close()
         except TimeoutError:
             self._connection.transport.abort()
