@@ -185,6 +185,23 @@ async def test_an_api_key_that_is_also_a_required_parameter_is_sent(
     assert (seen.query, seen.header("token")) == ("key=key-secret", "token-secret")
 
 
+@pytest.mark.parametrize("place", ["query", "header", "cookie"])
+async def test_schemes_that_name_the_same_parameter_send_it_once(place: str, echo: Echo) -> None:
+    echo.seen.clear()
+    scheme = {"type": "apiKey", "in": place, "name": "api_key"}
+    doc = document(
+        security=[{"first": [], "second": []}],
+        components={"securitySchemes": {"first": scheme, "second": scheme}},
+    )
+    credentials = {"first": "a", "second": "a"}
+    async with imported(doc, base_url=echo.url, credentials=credentials) as registry:
+        await registry.execute("api.call", {})
+
+    (seen,) = echo.seen
+    sent = {"query": seen.query, "header": seen.header("api_key"), "cookie": seen.header("cookie")}
+    assert sent[place] == ("a" if place == "header" else "api_key=a")
+
+
 async def test_swagger_schemes_are_the_same_schemes(echo: Echo) -> None:
     echo.seen.clear()
     doc = {

@@ -476,11 +476,17 @@ def _apply_key(signature: RequestCredentials, scheme: JSONObject, key: str) -> N
     signature.secrets += {key, quote(key, safe="")}
     match scheme.get("in"):
         case "query":
-            signature.query.append(f"{quote(name, safe='')}={quote(key, safe='')}")
+            _add_pair(signature.query, quote(name, safe=""), key)
         case "cookie":
-            signature.cookies.append(f"{quote(name, safe=_COOKIE_NAME)}={quote(key, safe='')}")
+            _add_pair(signature.cookies, quote(name, safe=_COOKIE_NAME), key)
         case _:
             signature.headers[name] = key
+
+
+def _add_pair(pairs: list[str], name: str, key: str) -> None:
+    """Add a pair, unless another scheme of the same name has added one: servers read two pairs as a list."""
+    if not any(pair.startswith(f"{name}=") for pair in pairs):
+        pairs.append(f"{name}={quote(key, safe='')}")
 
 
 def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: str) -> None:
