@@ -60,6 +60,17 @@ async def test_every_protocol_revision_is_supported(version: str, json_response:
     assert client.server_info.protocol_version == ("2026-07-28" if version == "auto" else version)
 
 
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_redirect_to_another_path_of_the_server_is_followed(version: str) -> None:
+    with anyio.fail_after(20):
+        async with serving(demo_server().streamable_http_app(streamable_http_path="/mcp/")) as base:
+            config = MCPClientConfig(url=base + "/mcp", version=version)
+            async with connect_mcp("demo", config) as client:
+                envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert envelope.data == {"result": 3}
+
+
 async def test_the_transport_of_2024_is_supported() -> None:
     with anyio.fail_after(20):
         async with serving(demo_server().sse_app()) as base:

@@ -186,7 +186,8 @@ class _Client(httpx2.AsyncClient):
             request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
         if request.method != "POST":
             return await super().send(request, **options)
-        sent = _decode_sent(request.content)
+        # The request that follows a redirect has not been read.
+        sent = _decode_sent(await request.aread())
         if self.plain is not None and sent.method and self.plain.has_sent(sent.id):
             return self._begun(self.plain.take(sent.id), request)
         self._repairs.sent(sent.method, sent.id)
@@ -206,6 +207,8 @@ class _Client(httpx2.AsyncClient):
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
             response = await super().send(request, **options)
+            if self.plain is not None and response.is_success:
+                self.plain.url = str(request.url)
             if self.plain is not None and "mcp-session-id" not in request.headers:
                 self.plain.session_id = response.headers.get("mcp-session-id")
             self._redactor.learn(response.request.headers.get("authorization", ""))

@@ -103,7 +103,6 @@ class PlainCalls:
         token: Callable[[], Awaitable[str | None]] | None,
         client: httpx2.AsyncClient,
     ) -> None:
-        self._url = cast("str", config.url)
         self._redactor = redactor
         self._token = token
         self._client = client
@@ -120,7 +119,7 @@ class PlainCalls:
                 limit=0,
                 keepalive_timeout=IDLE_SECONDS,
                 # The certificates that the SDK's client trusts.
-                ssl=tls_context() if self._url.lower().startswith("https") else True,
+                ssl=tls_context(),
             ),
             timeout=aiohttp.ClientTimeout(
                 total=None,
@@ -134,6 +133,9 @@ class PlainCalls:
         self._ids = count(_FIRST_ID)
         self._streams: dict[RequestId, OpenStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
+
+        self.url = cast("str", config.url)
+        """The address of the server, after the redirects that the handshake followed."""
 
         self.session_id: str | None = None
         """The id of the session, from the server's response to the handshake."""
@@ -199,7 +201,7 @@ class PlainCalls:
         self, request_id: int, body: bytes, headers: dict[str, str]
     ) -> JSONObject | OpenStream:
         response = await self._http.post(
-            self._url, data=body, headers=headers, allow_redirects=False
+            self.url, data=body, headers=headers, allow_redirects=False
         )
         fail_if_closed(response, aiohttp.ClientPayloadError())
         keeps = False
