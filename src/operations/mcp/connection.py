@@ -434,7 +434,7 @@ class Retries:
         self._connection = connection
         self._is_safe = replayable
         self._was_repeated = False
-        self._attempts = 0
+        self._was_resent = False
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.has_refreshed = False
 
@@ -458,14 +458,14 @@ class Retries:
 
     async def _wait(self) -> bool:
         connection, loop = self._connection, asyncio.get_running_loop()
-        away_since = connection.is_away()
+        patience = connection.is_away() + connection.config.reconnect_timeout
         # The first retry is always made, without a pause.
-        pause = self._backoff.pause() if self._attempts else 0.0
-        self._attempts += 1
-        patience = away_since + connection.config.reconnect_timeout
-        if self._attempts > 1 and loop.time() + pause > patience:
-            return False
-        await asyncio.sleep(pause)
+        if self._was_resent:
+            pause = self._backoff.pause()
+            if loop.time() + pause > patience:
+                return False
+            await asyncio.sleep(pause)
+        self._was_resent = True
         return True
 
 
