@@ -338,4 +338,4 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
     if config.login is None:
         raise file.fault('needs auth = "oauth" to sign in through a browser.', f"mcp.{server}")
     client = await sign_in(server, config, show)
-    screen.note(f"Signed in to {server}, which offers {len(client)} operations")
+    screen.note(f"Signed in to {server}, which offers {counted(len(client), 'operation')}")
