@@ -12,20 +12,20 @@ import asyncio
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from inspect import isawaitable
 from time import monotonic, time
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
-from operations._json import is_object, object_of, unescape
+from operations._json import is_list, is_object, object_of, unescape
 from operations._pipeline.path import invoke, prepare
 from operations._pipeline.plan import CallPlan
 from operations._resilience import Backoff, RetryBudget, retry_after
@@ -325,7 +325,7 @@ class _Tool:
         self._budget = RetryBudget(self._retry.budget)
         self._is_repeatable = is_query or operation.spec.idempotent
         self._cache = _Cache(config.cache) if config.cache is not None and is_query else None
-        self._select = None if config.select is None else _tree(config.select)
+        self._select = _paths(config.select or ()) or None
 
     @property
     def _plan(self) -> CallPlan:
@@ -483,49 +483,34 @@ def _key(value: Any, context: OperationContext) -> bytes | None:
         return None
 
 
-def _tree(pointers: Collection[str]) -> dict[str, Any]:
-    """Return pointers as a tree of their tokens; an empty branch keeps everything below it."""
-    tree: dict[str, Any] = {}
-    # Shorter pointers first: they include everything below them.
-    for pointer in sorted(pointers, key=lambda pointer: pointer.count("/")):
-        branch = tree
-        for token in map(unescape, pointer.split("/")[1:]):
-            if branch.get(token) == {}:
-                break
-            branch = branch.setdefault(token, {})
-    return tree
+_Path: TypeAlias = tuple[str, ...]
+"""The tokens of a JSON pointer. An empty path keeps a whole value."""
 
 
-def _kept(value: Any, tree: dict[str, Any]) -> Any:
-    found = _part(value, tree)
+def _paths(pointers: Collection[str]) -> list[_Path]:
+    return [tuple(map(unescape, pointer.split("/")[1:])) for pointer in pointers]
+
+
+def _kept(value: Any, paths: list[_Path]) -> Any:
+    found = _part(value, paths)
     return None if found is _ABSENT else found
 
 
-def _branch(tree: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """Return the subtree for a key, merged with the subtree for `*`."""
-    own, every = tree.get(key), tree.get("*")
-    if own is None or every is None:
-        return every if own is None else own
-    return _merged(own, every)
-
-
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    if not one or not other:
-        return {}
-    both = one.keys() & other.keys()
-    return {**one, **other, **{key: _merged(one[key], other[key]) for key in both}}
-
-
-def _part(value: Any, tree: dict[str, Any]) -> Any:
-    if not tree:
+def _part(value: Any, paths: list[_Path]) -> Any:
+    """Return the parts of a value at these paths; `_ABSENT` if it is a text or number without such parts."""
+    if () in paths:
         return value
-    if isinstance(value, dict):
-        named = ((key, _branch(tree, key)) for key in cast("dict[str, Any]", value))
-        parts = {key: _part(value[key], branch) for key, branch in named if branch is not None}
-        return {key: part for key, part in parts.items() if part is not _ABSENT}
-    if isinstance(value, list):
-        items: Any = enumerate(cast("Any", value))
-        branches = ((item, _branch(tree, str(number))) for number, item in items)
-        found = [_part(item, branch) for item, branch in branches if branch is not None]
-        return [part for part in found if part is not _ABSENT]
+    if is_object(value):
+        return dict(_parts(value.items(), paths))
+    if is_list(value):
+        return [part for _, part in _parts(enumerate(value), paths)]
     return _ABSENT
+
+
+def _parts(items: Iterable[tuple[Any, Any]], paths: list[_Path]) -> Iterator[tuple[Any, Any]]:
+    """Yield the items or properties that have a part at one of the paths, each with its parts."""
+    for key, value in items:
+        tokens = (str(key), "*")
+        below = [path[1:] for path in paths if path[0] in tokens]
+        if below and (part := _part(value, below)) is not _ABSENT:
+            yield key, part
