@@ -59,8 +59,8 @@ class _CallEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_
     """Milliseconds since the epoch."""
 
 
-class CallStarted(_CallEvent, frozen=True, kw_only=True, tag="started"):
-    """A call arrived; access and input have not been checked yet."""
+class _CallerEvent(_CallEvent, frozen=True, kw_only=True):
+    """The fields of the events that begin and end a call."""
 
     parent_request_id: str | None
     identity_id: str | None
@@ -68,11 +68,15 @@ class CallStarted(_CallEvent, frozen=True, kw_only=True, tag="started"):
     acting: tuple[str, ...] = ()
     """The parties that act for the caller, in the order of delegation."""
 
-    grants: tuple[str, ...] = ()
-    """The blocks of the grant that the caller presented."""
-
     authority: str | None = None
     """The operation on whose authority a nested call ran; None if it ran as the caller."""
+
+
+class CallStarted(_CallerEvent, frozen=True, kw_only=True, tag="started"):
+    """A call arrived; access and input have not been checked yet."""
+
+    grants: tuple[str, ...] = ()
+    """The blocks of the grant that the caller presented."""
 
     traceparent: str | None = None
     """The W3C trace context from the metadata of the call."""
@@ -91,17 +95,8 @@ class CallYielded(_CallEvent, frozen=True, kw_only=True, tag="yielded"):
     """The number of values of the item that normalisation changed, by kind; None if it changed none."""
 
 
-class CallFinished(_CallEvent, frozen=True, kw_only=True, tag="finished"):
+class CallFinished(_CallerEvent, frozen=True, kw_only=True, tag="finished"):
     """A call ended. Every `CallStarted` is followed by exactly one of these."""
-
-    parent_request_id: str | None
-    identity_id: str | None
-
-    acting: tuple[str, ...] = ()
-    """The parties that act for the caller, in the order of delegation."""
-
-    authority: str | None = None
-    """The operation on whose authority a nested call ran; None if it ran as the caller."""
 
     code: str | None
     """The error's code; `EXECUTION_ERROR` also for a result marked as an error (MCP tools); None for success."""
@@ -333,34 +328,6 @@ _MAX_LEVELS = 30
 last level."""
 
 
-def _known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
-    """Return the parent of each call, by request id; None if it is not among the records.
-
-    Other processes name the parents of their calls. Of calls that name each other, one counts as a root, so that no
-    caller can hide its calls.
-    """
-    named = {record.request_id: record.parent_request_id for record in records}
-    parents: dict[str, str | None] = {}
-    # An ancestor of each call that has a parent.
-    above: dict[str, str] = {}
-
-    def root_of(request_id: str) -> str:
-        passed: list[str] = []
-        while request_id in above:
-            passed.append(request_id)
-            request_id = above[request_id]
-        # The next search takes one step, however long the chain is.
-        above.update(dict.fromkeys(passed, request_id))
-        return request_id
-
-    for request_id, parent in named.items():
-        if parent is None or parent not in named or root_of(parent) == request_id:
-            parents[request_id] = None
-        else:
-            parents[request_id] = above[request_id] = parent
-    return parents
-
-
 class Span(NamedTuple):
     """One call and its nested calls."""
 
@@ -388,20 +355,32 @@ class Span(NamedTuple):
 
 
 def spans(records: Iterable[CallRecord]) -> list[Span]:
-    """Return the root calls with their nested calls, in the order they started."""
+    """Return the root calls with their nested calls, in the order they started.
+
+    Other processes name the parents of their calls. Of calls that name each other, one counts as a root, so that no
+    caller can hide its calls.
+    """
     ordered = sorted(records, key=lambda record: record.started_at)
     by_id = {record.request_id: Span(record, []) for record in ordered}
     nested: defaultdict[str | None, list[Span]] = defaultdict(list)
-    for request_id, parent in _known_parents(ordered).items():
-        nested[parent].append(by_id[request_id])
-    waiting = deque((root, root, 1) for root in nested[None])
-    while waiting:
-        # The calls of the last level go to the same place as the call itself.
-        span, place, level = waiting.popleft()
-        for call in nested[span.record.request_id]:
-            place.calls.append(call)
-            waiting.append((call, call if level + 1 < _MAX_LEVELS else place, level + 1))
-    return nested[None]
+    for span in by_id.values():
+        nested[span.record.parent_request_id].append(span)
+    roots: list[Span] = []
+    while by_id:
+        root, passed = next(iter(by_id.values())), set[str | None]()
+        while (parent_id := root.record.parent_request_id) in by_id and parent_id not in passed:
+            passed.add(parent_id)
+            root = by_id[parent_id]
+        roots.append(by_id.pop(root.record.request_id))
+        waiting = deque([(root, root, 1)])
+        while waiting:
+            # The calls of the last level go to the same place as the call itself.
+            span, place, level = waiting.popleft()
+            for call in nested[span.record.request_id]:
+                if by_id.pop(call.record.request_id, None) is not None:
+                    place.calls.append(call)
+                    waiting.append((call, call if level + 1 < _MAX_LEVELS else place, level + 1))
+    return sorted(roots, key=lambda root: root.record.started_at)
 
 
 def render_tree(records: Iterable[CallRecord]) -> str:
