@@ -80,49 +80,48 @@ class MCPResourceContent(_Wire, frozen=True, kw_only=True):
     meta: JSONObject | None = msgspec.field(default=None, name="_meta")
 
 
-class TextContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="text"):
+class _Block(_Wire, frozen=True, kw_only=True):
+    """The fields of all content blocks."""
+
+    annotations: MCPAnnotations | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+class TextContent(_Block, frozen=True, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
     type: ClassVar[Literal["text"]] = "text"
 
     text: str
-    annotations: MCPAnnotations | None = None
-    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
 
 
-class ImageContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="image"):
+class ImageContent(_Block, frozen=True, kw_only=True, tag_field="type", tag="image"):
     """An image, as base64."""
 
     type: ClassVar[Literal["image"]] = "image"
 
     data: str
     mime_type: str
-    annotations: MCPAnnotations | None = None
-    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
 
 
-class AudioContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="audio"):
+class AudioContent(_Block, frozen=True, kw_only=True, tag_field="type", tag="audio"):
     """Sound, as base64."""
 
     type: ClassVar[Literal["audio"]] = "audio"
 
     data: str
     mime_type: str
-    annotations: MCPAnnotations | None = None
-    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
 
 
-class ResourceContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource"):
+class ResourceContent(_Block, frozen=True, kw_only=True, tag_field="type", tag="resource"):
     """A resource that is included in the result."""
 
     type: ClassVar[Literal["resource"]] = "resource"
 
     resource: MCPResourceContent
-    annotations: MCPAnnotations | None = None
-    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
 
 
-class ResourceLink(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource_link"):
+class ResourceLink(_Block, frozen=True, kw_only=True, tag_field="type", tag="resource_link"):
     """A resource that can be read later."""
 
     type: ClassVar[Literal["resource_link"]] = "resource_link"
@@ -133,8 +132,6 @@ class ResourceLink(_Wire, frozen=True, kw_only=True, tag_field="type", tag="reso
     description: str | None = None
     mime_type: str | None = None
     size: int | None = None
-    annotations: MCPAnnotations | None = None
-    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
 
 
 MCPContentBlock: TypeAlias = (
