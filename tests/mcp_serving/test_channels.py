@@ -22,6 +22,7 @@ from tests.server.asgi import Client as ASGIClient
 
 from operations import CallerChannel, Identity, OperationContext, OperationRegistry
 from operations.front import Front
+from operations.front.config import ServerConfig
 from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.caller import MCPCaller
@@ -461,7 +462,7 @@ async def test_the_number_of_waiting_calls_is_limited(monkeypatch: pytest.Monkey
 
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
     server = to_mcp(registry := asking(), timeout=0.5)
-    front = Front(registry, Limits(answer_seconds=0.1), timeout=0.5)
+    front = Front(registry, ServerConfig(limits=Limits(answer_seconds=0.1), timeout=0.5))
     caller = MCPCaller(Identity("ann", []), "2026-07-28", front, CAN)
 
     async def call(params: Any) -> Any:

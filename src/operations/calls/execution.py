@@ -50,6 +50,7 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front
+from operations.front.config import ServerConfig
 from operations.front.credentials import credential_ended, identify_credential
 from operations.front.limits import (
     UNCOUNTED_OUTPUT,
@@ -225,7 +226,8 @@ class JobRunner(ABC):
         self._config, self._shared = config, config.front
         # Its limits apply to the checks of credentials; behind a broker all callers have one address.
         calls = config.concurrency
-        self._front = config.front or Front(registry, Limits(calls=calls, calls_per_caller=calls))
+        limits = Limits(calls=calls, calls_per_caller=calls)
+        self._front = config.front or Front(registry, ServerConfig(limits=limits))
         exposes = config.expose_errors
         self._exposes_errors = target.trusted if exposes is None else exposes
         self._admission = AdmissionQueue(config, self._start)

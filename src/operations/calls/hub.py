@@ -30,6 +30,7 @@ from operations.authority.grants import Delegate
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.front import Front
+from operations.front.config import ServerConfig
 from operations.front.credentials import Credential, credentials_in
 from operations.front.limits import Limits, address_prefix, caller_key
 from operations.pubsub.websocket import AcceptedTarget, Headers, serve_websocket
@@ -73,7 +74,7 @@ class WebSocketHub:
         **options: Any,
     ) -> None:
         self.registry = registry
-        self.front = front or Front(registry, limits)
+        self.front = front or Front(registry, ServerConfig(limits=limits or Limits()))
         self._namespace = namespace
         self._access = access
         self._send_identity = send_identity

@@ -154,14 +154,10 @@ async def call(
 
 def _front_of(hub: Hub) -> Front:
     """Return the front for calls of the operator, with the limits and rules of `operations serve`."""
-    options = hub.file.options(ServerConfig, hub.file.config.serve)
-    return Front(
-        hub.registry,
-        limits_of(hub.file),
-        timeout=hub.file.config.limits.timeout,
-        expose_errors=options.get("expose_errors", False),
-        scopes_supported=options.get("scopes_supported", ()),
-    )
+    file = hub.file
+    options = file.options(ServerConfig, file.config.serve)
+    options |= {"limits": limits_of(file), "timeout": file.config.limits.timeout}
+    return Front(hub.registry, ServerConfig(**options))
 
 
 class _Printer:

@@ -16,7 +16,7 @@ Rule 5: sessions, streams and sockets end when the credential that opened them e
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
@@ -27,6 +27,7 @@ from operations.access import Identity, access_denied, check_access
 from operations.channel import CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError
+from operations.front.config import ServerConfig
 from operations.front.credentials import AuthThrottle, CredentialMonitor, ended_by
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
 from operations.front.public_errors import Challenge, RequestError, public_wire
@@ -87,42 +88,23 @@ class Front:
 
     Args:
         registry: The operations that are served.
-        limits: Limits on sizes, times and rates.
-        timeout: The default time limit of a call, in seconds.
-        heartbeat: Seconds without data after which a stream sends a comment, so that proxies keep the connection open.
-        expose_errors: Show callers the text of unexpected exceptions.
-        scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
-        anonymous: Whether requests without a credential are served.
-        public_url: The address that clients use for the server.
-        authorization_servers: The addresses of the servers that issue tokens for `public_url`.
+        config: The limits, times and rules of the server; the fields that concern its paths have no effect here.
     """
 
-    def __init__(
-        self,
-        registry: OperationRegistry,
-        limits: Limits | None = None,
-        *,
-        timeout: float = 30,
-        heartbeat: float = 15,
-        expose_errors: bool = False,
-        scopes_supported: Collection[str] = (),
-        anonymous: bool = True,
-        public_url: str = "",
-        authorization_servers: Collection[str] = (),
-    ) -> None:
+    def __init__(self, registry: OperationRegistry, config: ServerConfig | None = None) -> None:
         if not isinstance(cast("object", registry), OperationRegistry):
             raise TypeError(f"pass an OperationRegistry, not a {type(registry).__name__}")
-        limits = limits or Limits()
+        config = config or ServerConfig()
         self.registry = registry
         self.gateway = Gateway(registry, admit=self.find)
         self.max_timeout = MAX_SECONDS
         """The longest time limit that a request may set, in seconds."""
-        self.heartbeat = heartbeat
-        self.expose_errors = expose_errors
-        self.scopes_supported = frozenset(scopes_supported)
+        self.heartbeat = config.heartbeat
+        self.expose_errors = config.expose_errors
+        self.scopes_supported = frozenset(config.scopes_supported)
         self.challenge = Challenge(
-            resource=public_url.rstrip("/"),
-            authorization_servers=tuple(authorization_servers),
+            resource=config.public_url.rstrip("/"),
+            authorization_servers=tuple(config.authorization_servers),
             scopes_supported=self.scopes_supported,
         )
         self.calls = ConcurrencyLimiter()
@@ -132,12 +114,12 @@ class Front:
         self.sockets = ConcurrencyLimiter("open WebSockets")
         self.output = ConcurrencyLimiter("response bytes that were not read")
         self.rate = RateLimiter()
-        self.auth = AuthThrottle(limits)
-        self.credentials = CredentialMonitor(admits_anonymous=anonymous)
+        self.auth = AuthThrottle(config.limits)
+        self.credentials = CredentialMonitor(admits_anonymous=config.serves_anonymous)
         self.entry = CallerChannel(serves_anonymous=self.serves_anonymous)
         """The channel of a call from an entry point that returns only the result."""
         self.open_streams = OpenStreams()
-        self.configure(limits, timeout=timeout)
+        self.configure(config.limits, timeout=config.timeout)
 
     def configure(self, limits: Limits, *, timeout: float) -> None:
         """Change the limits while calls run."""

@@ -104,20 +104,10 @@ def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starl
 def _pipeline(
     config: ServerConfig, registry: OperationRegistry, sessions: Sessions
 ) -> RequestPipeline:
-    front = Front(
-        registry,
-        config.limits,
-        timeout=config.timeout,
-        heartbeat=config.heartbeat,
-        expose_errors=config.expose_errors,
-        scopes_supported=config.scopes_supported,
-        anonymous=config.serves_anonymous,
-        public_url=config.public_url,
-        authorization_servers=config.authorization_servers,
-    )
     given = config.identity
     resolver = given if given is None or callable(given) else any_of(*given)
-    return RequestPipeline(front, None if resolver is None else SessionResolver(resolver, sessions))
+    resolve = None if resolver is None else SessionResolver(resolver, sessions)
+    return RequestPipeline(Front(registry, config), resolve)
 
 
 def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:

@@ -26,7 +26,7 @@ from operations.channel import CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front import Front
-from operations.front.config import MCPServerSettings
+from operations.front.config import MCPServerSettings, ServerConfig
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.limits import Scope, caller_key
 from operations.mcp.codec import sent_meta
@@ -69,14 +69,14 @@ class RegistryServer(Server[None]):
         """The caller on stdio and in memory."""
 
         self._settings = settings
-        self.front = Front(
-            registry,
-            settings.limits,
+        config = ServerConfig(
+            limits=settings.limits,
             timeout=settings.timeout,
             heartbeat=settings.heartbeat,
             expose_errors=settings.expose_errors,
             scopes_supported=settings.scopes_supported,
         )
+        self.front = Front(registry, config)
         self.service = Service(registry, settings)
         self._bus = _Bus()
         self._listen = subscriptions.ListenHandler(self._bus, max_subscriptions=MAX_WATCHED)
