@@ -16,6 +16,7 @@ from time import time
 from typing import Any
 
 import msgspec
+from anyio import move_on_after
 
 from operations._mcp_config import read_servers
 from operations._signals import receives_signals
@@ -209,11 +210,10 @@ async def _written(hub: Hub) -> None:
     An empty file, as many programs leave it for a moment, is a valid config.
     """
     before = hub.file_times
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_MAX_SETTLE_SECONDS):
-            while (times := _times(hub)) != before:
-                before = times
-                await asyncio.sleep(_SETTLE_SECONDS)
+    with move_on_after(_MAX_SETTLE_SECONDS):
+        while (times := _times(hub)) != before:
+            before = times
+            await asyncio.sleep(_SETTLE_SECONDS)
 
 
 async def _follow(
@@ -221,9 +221,8 @@ async def _follow(
 ) -> None:
     lost = frozenset[str]()
     while True:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL_SECONDS):
-                await again.wait()
+        with move_on_after(_POLL_SECONDS):
+            await again.wait()
         # A supervisor logs why it could not open a source.
         problems = {each.label: each.problem for each in hub.sources if each.opened is not None}
         for label, is_connected in connections.items():
@@ -297,16 +296,13 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         is_up: Returns False while the hub shuts down.
     """
 
-    def find(name: str) -> Supervisor:
+    async def change(name: str, action: Callable[[Supervisor], Awaitable[None]]) -> SourceReport:
         try:
-            return hub.supervisor(name)
+            supervisor = hub.supervisor(name)
         except KeyError:
             names = ", ".join(source.names[1] for source in hub.sources)
             message = f"{name!r} does not name one source; the sources are: {names}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
-
-    async def change(name: str, action: Callable[[Supervisor], Awaitable[None]]) -> SourceReport:
-        supervisor = find(name)
         await action(supervisor)
         return report(supervisor.source)
 

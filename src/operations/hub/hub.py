@@ -9,11 +9,12 @@ Rule 3: a command may need only some sources (`SourceFilter`); the others stay c
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from anyio import move_on_after
 
 from operations._text import suggestion
 from operations.access import Identity
@@ -174,20 +175,17 @@ class Hub:
         started = [each for each in self.supervisors if each.source.is_enabled]
         brokers = [each for each in started if each.source.kind == "broker"]
         others = [each for each in started if each.source.kind != "broker"]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                for some in (others, *([each] for each in brokers)):
-                    _start(some)
-                    await asyncio.gather(*(each.attempted() for each in some))
+        with move_on_after(wait):
+            for some in (others, *([each] for each in brokers)):
+                _start(some)
+                await asyncio.gather(*(each.attempted() for each in some))
         _start(started)
 
     async def settled(self, seconds: float) -> None:
         """Wait until each source has connected or failed, for at most this many seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(
-                    *(each.attempted() for each in self.supervisors if each.source.is_enabled)
-                )
+        enabled = [each for each in self.supervisors if each.source.is_enabled]
+        with move_on_after(seconds):
+            await asyncio.gather(*(each.attempted() for each in enabled))
 
     async def remove(self, supervisor: Supervisor) -> None:
         """Close a source permanently, after its running calls have finished."""

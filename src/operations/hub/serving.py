@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from anyio import move_on_after
 from msgspec import structs
 
 from operations._hosts import LOOPBACK
@@ -398,9 +399,8 @@ class _Processes:
             if not self._was_ready:
                 return code or _ENDED
             logger.warning("process %d exited with code %d and is restarted", number, code)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(backoff.pause()):
-                    await self._stopping.wait()
+            with move_on_after(backoff.pause()):
+                await self._stopping.wait()
             if self._stopping.is_set():
                 return 0
 

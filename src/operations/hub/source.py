@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
+from anyio import move_on_after
+
 from operations._resilience import Backoff
 from operations.caller_tokens import CallerToken
 from operations.calls.monitoring import GroupMonitor
@@ -443,13 +445,11 @@ class Supervisor:
                 # A library ignored that its attempt was cancelled.
                 task.uncancel()
             self._attempted.set()
-            opens_at = (
-                None if is_open else asyncio.get_running_loop().time() + self._backoff.pause()
-            )
-            self.source.opens_at = opens_at
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(opens_at):
-                    await self._again.wait()
+            pause = None if is_open else self._backoff.pause()
+            if pause is not None:
+                self.source.opens_at = asyncio.get_running_loop().time() + pause
+            with move_on_after(pause):
+                await self._again.wait()
             self.source.opens_at = None
 
     async def _attempt(self) -> bool:
@@ -561,9 +561,8 @@ class Supervisor:
                 since = loop.time()
             elif loop.time() - since >= QUIET_SECONDS:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._closing.wait()
+            with move_on_after(_LOOK_SECONDS):
+                await self._closing.wait()
 
     def _retire(self, opened: Opened) -> None:
         """Close an open source after its running calls have finished; it no longer updates the registry."""
@@ -573,9 +572,8 @@ class Supervisor:
 
         async def close() -> None:
             try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await self._quiet(opened)
+                with move_on_after(seconds):
+                    await self._quiet(opened)
             finally:
                 try:
                     await asyncio.shield(asyncio.ensure_future(opened.aclose()))

@@ -12,10 +12,11 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, cast
 
 import uvicorn
+from anyio import move_on_after
 
 from operations._resilience import LogThrottle
 from operations.front import OpenStreams
@@ -142,11 +143,10 @@ class _GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _wait_while(self, is_busy: Callable[[], bool], seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                # A second signal ends the server at once.
-                while is_busy() and not self.force_exit:  # noqa: ASYNC110
-                    await asyncio.sleep(_POLL)
+        with move_on_after(seconds):
+            # A second signal ends the server at once.
+            while is_busy() and not self.force_exit:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL)
 
     def _exchanges(self) -> set[HTTPExchange]:
         """Return the requests that are being served."""
