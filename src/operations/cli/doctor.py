@@ -86,11 +86,11 @@ async def doctor(
         found = undeclared_calls(read_journal(path))
         if screen.json:
             screen.value(found)
-        for operation_id, calls in () if screen.json else found.items():
+            return ExitCode.DONE
+        for operation_id, calls in found.items():
             listed = ", ".join(f'"{call}"' for call in calls)
             screen.line((f"{operation_id}: calls=[{listed}]", ""))
-        if not screen.json:
-            screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
+        screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
         return ExitCode.DONE
     findings: list[dict[str, str]] = []
 

@@ -120,7 +120,6 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
                 )
                 for row in rows
             ),
-            {(1, kind): style for kind, style in STYLES.items()},
         )
         if screen.is_terminal and specs:
             screen.note(counted(len(specs), "operation"))

@@ -16,22 +16,14 @@ import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 from cyclopts import CycloptsError, Parameter, validators
@@ -68,11 +60,6 @@ _TOLD = frozenset({ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT})
 
 STYLES = {"query": "green", "mutation": "yellow", "subscription": "magenta"}
 """The colour of each type of operation."""
-
-Styles: TypeAlias = Mapping[tuple[int, str], str]
-"""Colours of cells, by column and content."""
-
-NO_STYLES: Styles = {}
 
 SHOWN = 20
 """The number of lines of a report that are printed without --verbose."""
@@ -133,14 +120,6 @@ def encoded(value: Any, *, indent: int = 0) -> str:
     return (msgspec.json.format(text, indent=indent) if indent else text).decode()
 
 
-class _Output(Console):
-    """Standard output. If its reader has left, the command ends as it does for other output."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Let the entry point choose the exit code."""
-        raise BrokenPipeError
-
-
 class Screen:
     """The two streams of one command."""
 
@@ -148,7 +127,7 @@ class Screen:
         self.json = json
         self.log: logging.Logger | None = None
         """Receives notes and warnings, if `[log] json` requires that standard error is only JSON."""
-        self.out = _Output(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
         if not self.out.is_terminal:
             # A pipe has no width limit, but rich would truncate a tree.
@@ -207,15 +186,12 @@ class Screen:
         else:
             self.out.print(part, soft_wrap=overflow == "keep" or not self.is_terminal)
 
-    def rows(
-        self, headings: Sequence[str], rows: Iterable[Sequence[str]], styles: Styles = NO_STYLES
-    ) -> None:
+    def rows(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table on a terminal, or tab-separated lines in a pipe.
 
         Args:
             headings: The headings of the columns; the last column is shortened if the terminal is too narrow.
-            rows: The cells.
-            styles: The styles of cells, by column and content.
+            rows: The cells; a type of operation has its colour.
         """
         clean = [[printable(cell.replace("\t", " ")) for cell in row] for row in rows]
         if not self.is_terminal:
@@ -232,10 +208,8 @@ class Screen:
         self.line((heading, "dim"), overflow="keep")
         for row in clean:
             cells = [
-                Style.parse(styles.get((column, cell), "")).render(
-                    _fitted(cell, width), color_system=colours
-                )
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+                Style.parse(STYLES.get(cell, "")).render(_fitted(cell, width), color_system=colours)
+                for cell, width in zip(row, widths, strict=True)
             ]
             self.write("  ".join(cells).rstrip())
         sys.stdout.flush()
