@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from operations._decoding import build_from
-from operations._json import is_list, is_object, pointer
+from operations._json import is_list, is_object, list_of, pointer
 from operations.access import UNGRANTED
 from operations.context import OperationContext, may_call
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
@@ -216,97 +216,85 @@ def split(value: Any, max_bytes: int) -> Iterator[tuple[str, Any]]:
 
     Only a number or a property name can exceed the limit.
     """
-    if not isinstance(value, (dict, list, str)):
+    if isinstance(value, (dict, list, str)) and value:
+        yield from _Splitter(max_bytes).split(value, "")
+    else:
         yield "", value
-        return
-    stack = [_Open("", value)]
-    while stack:
-        path = stack[-1].path
-        yield path, _fill(stack, max(max_bytes - len(_encode(path)), _LITTLE))
-        while stack and stack[-1].is_complete:
-            stack.pop()
 
 
-class _Open:
-    """A list, object or text that began on an earlier page."""
+class _Splitter:
+    """Fills pages one by one with the parts of a value."""
 
-    __slots__ = ("at", "items", "kind", "path")
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._page: Any = None
+        """The value of the current page, as far as it is filled; None between two pages."""
+        self._path = ""
+        self._room = self._whole = 0
+        """The bytes that are left for the value of the page, and those that an empty page has."""
 
-    def __init__(self, path: str, value: Any) -> None:
-        self.path = path
-        self.kind: Any = type(value)
-        self.items: Any = list(value.items()) if is_object(value) else value
-        self.at = 0
+    def _begin(self, path: str, value: Any) -> Any:
+        """Begin a page that continues the value at a path; return the container for its next parts."""
+        self._path, self._page = path, type(value)()
+        self._room = self._whole = self._room_at(path)
+        return self._page
 
-    @property
-    def is_complete(self) -> bool:
-        return self.at >= len(self.items)
+    def _room_at(self, path: str) -> int:
+        return max(self._max_bytes - len(_encode(path)), _LITTLE)
 
-    def peek(self) -> tuple[str | None, Any]:
-        """Return the next item with its name, which is None in a list."""
-        item = self.items[self.at]
-        return item if self.kind is dict else (None, item)
+    def _end(self) -> tuple[str, Any]:
+        page, self._page = self._page, None
+        return self._path, page
 
-    def enter(self, name: str | None, value: Any) -> "_Open":
-        """Open the next item."""
-        return _Open(self.path + pointer(self.at if name is None else name), value)
-
-    def take(self, room: int) -> str:
-        """Return as many of the next characters of a text as fit."""
-        count = room
-        while True:
-            piece = self.items[self.at : self.at + count]
-            size = len(_encode(piece))
-            if size <= room or count == 1:
-                self.at += count
-                return cast("str", piece)
-            count = max(1, count * room // size - 1)
-
-
-def _fill(stack: list[_Open], room: int) -> Any:
-    """Return the next part of the innermost open value. Values that do not fit completely are added to the stack."""
-    base, whole = len(stack), room
-    if stack[-1].kind is str:
-        return stack[-1].take(room)
-    page: Any = stack[-1].kind()
-    # The nested containers that are being filled, starting with `page`.
-    filling: list[Any] = [page]
-    while True:
-        current = stack[-1]
-        if current.is_complete:
-            if len(stack) == base:
-                return page
-            stack.pop()
-            filling.pop()
-            continue
-        name, value = current.peek()
-        label = 2 if name is None else len(_encode(name)) + 2
-        size = label + size_of(value, whole)
-        if size > room:
-            is_begun = room < whole
-            if is_begun and (size <= whole or room < _LITTLE + label):
-                return page
-            if isinstance(value, (dict, list, str)) and value:
-                inner = current.enter(name, value)
-                stack.append(inner)
-                is_text = inner.kind is str
-                value = inner.take(max(room - label, _LITTLE)) if is_text else inner.kind()
-        _add(filling[-1], name, value)
-        current.at += 1
-        if stack[-1] is current:
-            room -= size
-        elif isinstance(value, str):
-            return page
-        else:
-            filling.append(value)
-            room -= label + 2
+    def split(self, value: Any, path: str, part: Any = None) -> Iterator[tuple[str, Any]]:
+        """Yield the pages that a value fills; `part` is its beginning in the current page, which is still empty."""
+        while isinstance(value, str) and value:
+            piece = _beginning(value, self._room_at(path))
+            yield path, piece
+            value = value[len(piece) :]
+        items: Any = value.items() if is_object(value) else enumerate(list_of(value))
+        for key, item in items:
+            if self._page is None:
+                part = self._begin(path, value)
+            label = len(_encode(key)) + 2 if is_object(value) else 2
+            size = label + size_of(item, self._whole)
+            is_begun, is_too_large = self._room < self._whole, size > self._room
+            fits_next = size <= self._whole or self._room < _LITTLE + label
+            if is_begun and is_too_large and fits_next:
+                yield self._end()
+                part = self._begin(path, value)
+                size = label + size_of(item, self._whole)
+            below, is_whole = path + pointer(key), size <= self._room or not item
+            if is_whole or not (isinstance(item, str) or is_object(item) or is_list(item)):
+                _add(part, key, item)
+                self._room -= size
+            elif isinstance(item, str):
+                beginning = _beginning(item, max(self._room - label, _LITTLE))
+                _add(part, key, beginning)
+                yield self._end()
+                yield from self.split(item[len(beginning) :], below)
+            else:
+                inner: Any = type(item)()
+                _add(part, key, inner)
+                self._room -= label + 2
+                yield from self.split(item, below, inner)
+        if part is not None and part is self._page:
+            yield self._end()
 
 
-def _add(container: Any, name: str | None, value: Any) -> None:
-    if name is None:
+def _add(container: Any, key: Any, value: Any) -> None:
+    if is_list(container):
         container.append(value)
     else:
-        container[name] = value
+        container[key] = value
+
+
+def _beginning(text: str, room: int) -> str:
+    """Return as many of the first characters of a text as fit."""
+    count = room
+    while len(_encode(text[:count])) > room and count > 1:
+        count = max(1, count * room // len(_encode(text[:count])) - 1)
+    return text[:count]
 
 
 def size_of(value: Any, limit: int) -> int:
