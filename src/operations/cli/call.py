@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from getpass import getpass
 from pathlib import Path
 from time import monotonic, time
@@ -135,7 +136,7 @@ async def call(
             )
             if saves and files is not None:
                 value = {**value, files.save_to: output}
-            printer = _Printer(screen, clear, whole=envelope, file=None if saves else output)
+            printer = _Printer(screen, clear, envelope, None if saves else output)
             try:
                 if is_stream:
                     if output is not None:
@@ -160,16 +161,14 @@ def _front_of(hub: Hub) -> Front:
     return Front(hub.registry, ServerConfig(**options))
 
 
+@dataclass(frozen=True, slots=True)
 class _Printer:
-    """Prints the results of a call; `clear` removes the progress bar before each."""
+    """Prints the results of a call; `_clear` removes the progress bar before each."""
 
-    def __init__(
-        self, screen: Screen, clear: Callable[[], None], *, whole: bool, file: Path | None
-    ) -> None:
-        self._screen = screen
-        self._clear = clear
-        self._whole = whole
-        self._file = file
+    _screen: Screen
+    _clear: Callable[[], None]
+    _whole: bool
+    _file: Path | None
 
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
         """Print one result; return the exit code, which is not 0 for an error result of an MCP tool."""

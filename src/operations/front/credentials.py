@@ -7,11 +7,12 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from time import monotonic, time
+from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from operations._resilience import LogThrottle
 from operations.access import Identity, with_check
+from operations.authority.grants import has_expired
 from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
 from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter
 
@@ -235,11 +236,6 @@ def _is_outage(error: BaseException) -> bool:
         return error.code == ErrorCode.UNAVAILABLE
     is_rejection = isinstance(error, (PermissionError, FileNotFoundError))
     return isinstance(error, OSError) and not is_rejection
-
-
-def has_expired(identity: Identity) -> bool:
-    """Return whether an identity's credential has expired."""
-    return identity.expires_at is not None and identity.expires_at <= time() * 1000
 
 
 class Credential:

@@ -43,15 +43,9 @@ class RequestError(CallError):
     """
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        details: Any = None,
-        *,
-        headers: Sequence[Header] = (),
+        self, status: int, code: str, message: str, *, headers: Sequence[Header] = ()
     ) -> None:
-        super().__init__(code, message, details)
+        super().__init__(code, message)
         self.status = status
         self.headers = tuple(headers)
 

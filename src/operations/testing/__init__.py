@@ -22,7 +22,7 @@ from operations.context import OperationContext
 from operations.errors import OperationsError
 from operations.observe import CallEvent, CallStarted
 from operations.openapi import HTTPRequest, HTTPServiceConfig, from_openapi
-from operations.openapi.diagnosis import Example, examples_of
+from operations.openapi.diagnosis import examples_of
 from operations.registry import OperationRegistry
 from operations.specs import Operation, OperationType
 from operations.types import JSONObject
@@ -175,15 +175,13 @@ class FakeUpstream:
             entry = endpoint.entry
             response = _generated(object_of(entry.operation.get("responses")), operation)
             self._responses[entry.method, entry.path] = response
-        found: dict[tuple[str, str], Example] = {}
-        for example in examples_of(service.description, [each.entry for _, each in endpoints]):
-            key = (example.entry.method, example.entry.path)
-            if 200 <= example.status < 300 and (
-                key not in found or example.status < found[key].status
-            ):
-                found[key] = example
-        for key, example in found.items():
-            self._responses[key] = FakeResponse(example.value, example.status, example.media_type)
+        found = examples_of(service.description, [each.entry for _, each in endpoints])
+        examples = sorted(found, key=lambda example: example.status)
+        # The first example with the lowest status is set last.
+        for example in reversed(examples):
+            if 200 <= example.status < 300:
+                response = FakeResponse(example.value, example.status, example.media_type)
+                self._responses[example.entry.method, example.entry.path] = response
         # Choose the path with the most fixed characters.
         self._paths = sorted(self._responses, key=lambda key: -len(re.sub(r"\{.*?\}", "", key[1])))
         self._patterns = {path: _pattern(path) for _, path in self._paths}
