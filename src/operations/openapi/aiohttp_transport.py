@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
@@ -123,8 +123,10 @@ class AiohttpTransport:
         return session
 
     def proxy(self, request: HTTPRequest, url: URL) -> str | None:
-        """Return the proxy for a request."""
-        if request.public_only or _is_direct(url, self._proxies.get("no", "")):
+        """Return the proxy for a request; None if there is none, or NO_PROXY contains the host."""
+        is_of_environment = self._config.proxy is None
+        is_direct = is_of_environment and proxy_bypass(f"{url.raw_host}:{url.port}")
+        if request.public_only or is_direct:
             return None
         return self._proxies.get(url.scheme) or self._proxies.get("all")
 
@@ -182,18 +184,6 @@ def _payload(body: bytes) -> aiohttp.Payload:
     if len(body) > _WRITTEN_AT_ONCE:
         return aiohttp.BytesIOPayload(BytesIO(body))
     return aiohttp.BytesPayload(body)
-
-
-def _is_direct(url: URL, exceptions: str) -> bool:
-    """Return whether NO_PROXY contains the host of `url`, a parent domain, or `*`."""
-    host = (url.raw_host or "").lower()
-    for entry in exceptions.lower().split(","):
-        name = entry.strip().lstrip(".")
-        if name == "*" or (name and name in {host, f"{host}:{url.port}"}):
-            return True
-        if name and host.endswith(f".{name}"):
-            return True
-    return False
 
 
 @lru_cache(maxsize=512)
