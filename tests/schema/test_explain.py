@@ -338,15 +338,31 @@ def test_large_objects_are_searched_for_them_too() -> None:
     ] == ["/z"]
 
 
-def test_a_search_that_takes_too_long_ends() -> None:
-    """Every list is short enough to be walked through, but there are many of them."""
+def test_an_invalid_item_is_found_among_many_nested_lists() -> None:
     level: Any = {"type": "integer"}
     value: Any = 1
     for _ in range(4):
         level, value = {"type": "array", "items": level}, [value] * 19
     value = [*value[:18], [*value[0][:18], [*value[0][0][:18], [*value[0][0][0][:18], "x"]]]]
 
-    assert _faults(level, value) == [("", "does not match the schema", "schema")]
+    assert _faults(level, value) == [
+        ("/18/18/18/18", "must be an integer, not a string", "type"),
+    ]
+
+
+def test_a_search_that_takes_too_long_ends() -> None:
+    """Every object is small enough to be walked through, but there are many of them."""
+    names = [f"p{index:02}" for index in range(19)]
+    definitions: dict[str, Any] = {"0": {"type": "integer"}}
+    value: Any = 1
+    wrong: Any = "x"
+    for depth in range(4):
+        inner = {"$ref": f"#/$defs/{depth}"}
+        definitions[str(depth + 1)] = {"type": "object", "properties": dict.fromkeys(names, inner)}
+        value, wrong = dict.fromkeys(names, value), {**dict.fromkeys(names, value), "p18": wrong}
+    document = {"$ref": "#/$defs/4", "$defs": definitions}
+
+    assert _faults(document, wrong) == [("", "does not match the schema", "schema")]
 
 
 def test_the_same_schema_met_twice_at_a_place_is_explained_once() -> None:

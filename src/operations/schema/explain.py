@@ -115,7 +115,7 @@ _MAX_STEPS = 10_000
 """The largest number of checks of a value against a schema in one explanation."""
 
 _LONG = 20
-"""With at least this many parts, the validator first selects the invalid ones."""
+"""Similar names are not suggested for objects with more properties than this."""
 
 
 def explain(
@@ -233,22 +233,19 @@ class _Walk:
                 yield ValidationIssue(f"{path}/{escape(name)}", "is required", "required")
         yield from self._dependencies(site, schema, value, path)
         patterns: JSONObject = schema.get("patternProperties", {})
-        many = len(value) > _LONG
         for name, item in value.items():
             place = f"{path}/{escape(name)}"
             if name in properties:
                 yield from self.faults(at(site, "properties", name), item, place)
             matched = [pattern for pattern in patterns if text_test(pattern)(name)]
             for pattern in matched:
-                yield from self._part(
-                    at(site, "patternProperties", pattern), item, place, many=many
-                )
+                yield from self._part(at(site, "patternProperties", pattern), item, place)
             if "additionalProperties" in schema and name not in properties and not matched:
-                closed = schema["additionalProperties"] is False and not many
+                closed = schema["additionalProperties"] is False and len(value) <= _LONG
                 near = suggestion(name, properties.keys() - value.keys()) if closed else ""
-                yield from self._extra(site, "additionalProperties", item, place, near, many=many)
+                yield from self._extra(site, "additionalProperties", item, place, near)
             if "propertyNames" in schema:
-                for fault in self._part(at(site, "propertyNames"), name, place, many=many):
+                for fault in self._part(at(site, "propertyNames"), name, place):
                     yield ValidationIssue(
                         place, f"has a name that {fault.message}", "propertyNames"
                     )
@@ -256,25 +253,25 @@ class _Walk:
             known = evaluated(self._planner, site, value)
             for name in [name for name in value if name not in known]:
                 place = f"{path}/{escape(name)}"
-                yield from self._extra(site, "unevaluatedProperties", value[name], place, many=many)
+                yield from self._extra(site, "unevaluatedProperties", value[name], place)
 
-    def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValidationIssue]:
-        """Yield the failures of the parts of a value that share a schema.
+    def _part(self, site: Site, item: Any, place: str) -> Iterator[ValidationIssue]:
+        """Yield the failures of one of the parts of a value that share a schema.
 
-        The validator first selects the invalid parts, because most parts of a value are valid.
+        The validator selects the invalid parts, because most parts of a value are valid.
         """
-        if not (many and self._matches(site, item)):
+        if not self._matches(site, item):
             yield from self.faults(site, item, place)
 
     def _extra(
-        self, site: Site, keyword: str, item: Any, place: str, near: str = "", *, many: bool
+        self, site: Site, keyword: str, item: Any, place: str, near: str = ""
     ) -> Iterator[ValidationIssue]:
         rest = self._document.at(site, keyword)
         if rest.schema is False:
             message = f"is not a known property{near and '.'}{near}"
             yield ValidationIssue(place, message, keyword)
         else:
-            yield from self._part(rest, item, place, many=many)
+            yield from self._part(rest, item, place)
 
     def _dependencies(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
@@ -315,9 +312,7 @@ class _Walk:
             if rest.schema is False:
                 yield ValidationIssue(f"{path}/{index}", "is one item too many", keyword)
             else:
-                yield from self._part(
-                    rest, value[index], f"{path}/{index}", many=len(places) > _LONG
-                )
+                yield from self._part(rest, value[index], f"{path}/{index}")
 
     def _contains(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
