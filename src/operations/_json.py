@@ -441,15 +441,8 @@ def _key(key: Any) -> str:
         if type(lifted) is str:
             return _text(lifted)
         if type(lifted) is int:
-            return _digits(lifted)
+            return str(to_json(lifted))
     raise JSONValueError(f"has {_named(key)} as key, which is not a string")
-
-
-def _digits(key: int) -> str:
-    try:
-        return str(key)
-    except ValueError:
-        raise JSONValueError(f"has a key of more than {MAX_DIGITS} digits") from None
 
 
 def canonical(value: Any) -> bytes:
