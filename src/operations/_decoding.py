@@ -110,23 +110,9 @@ def _may_hold_more(text: bytes, max_values: int) -> bool:
     return len(text.translate(None, _NOT_SEPARATORS)) >= max_values
 
 
-_FEW_BRACKETS = 16
-"""The number of brackets to search for one by one, which skips long strings quickly. Beyond it, they are counted."""
-
-
 def _may_nest_deeper(text: bytes, max_depth: int) -> bool:
     """Return whether JSON text may exceed `max_depth` levels. An upper bound: counts brackets in strings too."""
-    if len(text) < 2 * max_depth:
-        return False
-    found = 0
-    for bracket in (b"{", b"["):
-        at = text.find(bracket)
-        while at >= 0:
-            found += 1
-            if found > _FEW_BRACKETS:
-                return len(text.translate(None, _NOT_OPENINGS)) > max_depth
-            at = text.find(bracket, at + 1)
-    return found > max_depth
+    return len(text) >= 2 * max_depth and len(text.translate(None, _NOT_OPENINGS)) > max_depth
 
 
 _SLICE = 1 << 20
