@@ -288,18 +288,13 @@ class _Exchange:
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in raw:
-        key = _lower(name)
+        key = name.decode("latin-1").lower()
         try:
             text = value.decode()
         except UnicodeDecodeError:
             text = value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
-
-
-@lru_cache(maxsize=512)
-def _lower(name: bytes) -> str:
-    return name.decode("latin-1").lower()
 
 
 class _PublicResolver(AbstractResolver):

@@ -338,9 +338,6 @@ def _with_plain_keys(value: dict[Any, Any], path: Path) -> dict[str, Any]:
 _MAX_MADE = 1_000
 """The largest number of values, items or characters that are created."""
 
-_MAX_PADDING = 1_000
-"""The largest number of items that are created to reach `minItems`."""
-
 
 class CreatingPass(Pass):
     """A pass that forces its value to match, as TypeBox's `Value.Cast` does."""
@@ -385,7 +382,7 @@ class CreatingPass(Pass):
         if unique and len(kept := distinct(items)) < len(items):
             self._edit()
             items = kept
-        for index in range(len(items), min(plan.least_items, _MAX_PADDING)):
+        for index in range(len(items), min(plan.least_items, _MAX_MADE)):
             made = self._make(plan.item(index))
             if made is MISSING or (unique and any(same(made, item) for item in items)):
                 break

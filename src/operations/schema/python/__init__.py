@@ -179,8 +179,6 @@ def read(annotation: Any) -> Shape:
     Raises:
         SchemaError: If JSON cannot represent the type or a nested type.
     """
-    if type(annotation) is type and annotation in _PLAIN:
-        return _PLAIN_SHAPES[annotation]
     return _Reader().read(annotation)
 
 
@@ -196,8 +194,6 @@ _PLAIN: dict[Any, tuple[Kinds, Kinds, Converter | None]] = {
     float: (_NUMBER, frozenset({float}), to_float),
 }
 """JSON types: the kinds that each accepts, the kinds that stay unchanged, and the conversion of the others."""
-
-_PLAIN_SHAPES = {cls: Scalar(cls, *plain) for cls, plain in _PLAIN.items()}
 
 _SPELLED: dict[Any, JSONObject] = {
     bytes: {},
