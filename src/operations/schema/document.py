@@ -125,10 +125,9 @@ class Schema:
             names in `$defs`.
     """
 
-    __slots__ = ("_canonical", "_compiled", "_document", "_is_cast", "_lenient", "_shared")
+    __slots__ = ("_compiled", "_document", "_is_cast", "_lenient", "_shared")
 
     # Set when first needed: importers create tens of thousands of schemas.
-    _canonical: bytes
     _is_cast: bool
 
     def __init__(
@@ -317,17 +316,10 @@ class Schema:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schema):
             return NotImplemented
-        return self is other or self._key() == other._key()
+        return self is other or canonical(self.document) == canonical(other.document)
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> bytes:
-        try:
-            return self._canonical
-        except AttributeError:
-            self._canonical = canonical(self.document)
-            return self._canonical
+        return hash(canonical(self.document))
 
     def __repr__(self) -> str:
         if callable(self._document):

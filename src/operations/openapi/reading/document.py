@@ -138,9 +138,7 @@ class Description:
                 # Some documents have GET instead of get.
                 name = _METHODS.get(method)
                 if name is not None and (name != method or method.lower() not in item):
-                    entry = self._entry(path, name, item, operation, shared)
-                    if entry is not None:
-                        yield entry
+                    yield from self._entry(path, name, item, operation, shared)
             if "additionalOperations" not in item:
                 continue
             # 3.2: additional methods without their own field.
@@ -152,9 +150,7 @@ class Description:
                 problem = shared
                 if not is_header(method, ""):
                     problem = "its method is not an HTTP method"
-                entry = self._entry(path, method.upper(), item, operation, problem)
-                if entry is not None:
-                    yield entry
+                yield from self._entry(path, method.upper(), item, operation, problem)
 
     def _paths(self) -> JSONObject:
         node = self.document.get("paths", {})
@@ -180,7 +176,8 @@ class Description:
 
     def _entry(
         self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
-    ) -> DocumentOperation | None:
+    ) -> Iterator[DocumentOperation]:
+        """Yield an operation, or add its problem."""
         if not is_object(operation):
             problem = "the operation is not an object"
         elif problem is None:
@@ -194,9 +191,9 @@ class Description:
             except DocumentError as error:
                 problem = f"it cannot be read: {error}"
         if problem is None:
-            return DocumentOperation(path, method, item, operation)
-        self.problems.append(Problem(f"{method} {path}", problem))
-        return None
+            yield DocumentOperation(path, method, item, operation)
+        else:
+            self.problems.append(Problem(f"{method} {path}", problem))
 
     def _body_problem(self, node: Any) -> str | None:
         if node is None or (is_object(node) and "$ref" not in node) or self.is_swagger:
