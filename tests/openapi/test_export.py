@@ -243,11 +243,13 @@ def test_every_response_component_is_used() -> None:
     assert "Denied" not in to_openapi([spec()])["components"]["responses"]
 
 
-def test_only_a_message_is_an_event_without_a_name() -> None:
+def test_a_stream_is_a_text_of_events_and_only_a_message_has_no_name() -> None:
     document = document_of(spec(type="subscription"))
 
     content = document["paths"]["/test/run"]["post"]["responses"]["200"]["content"]
-    events = content["text/event-stream"]["schema"]["anyOf"]
+    stream = content["text/event-stream"]["schema"]
+    assert stream["type"] == "string"
+    events = stream["contentSchema"]["anyOf"]
     assert [each["required"] for each in events] == [["data"], ["event", "data"], ["event", "data"]]
 
 

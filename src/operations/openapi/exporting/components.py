@@ -27,6 +27,7 @@ import msgspec
 from operations._json import canonical, is_list, is_object, object_of, text_of, unescape
 from operations._references import MAX_HOPS, objects_in, reachable, reference_of, target_of
 from operations._text import numbered_name
+from operations.openapi.reading.media import EVENT_STREAM
 from operations.schema import Schema
 from operations.schema.references import (
     DEFINITION,
@@ -406,13 +407,21 @@ def read_extension(operation: JSONObject) -> Exported | None:
 
 
 def event_schema(item: JSONSchema) -> JSONObject:
-    """Return the schema of one event of a stream of `item`s: an item, an error, or the end."""
-    return {"anyOf": [_event("message", item), _event("error", _ERROR), _event("complete", {})]}
+    """Return the schema of a stream of `item`s, a text whose events are an item, an error, or the end.
+
+    Generated clients try to decode a body as JSON if its schema is not a text.
+    """
+    events = [_event("message", item), _event("error", _ERROR), _event("complete", {})]
+    return {
+        "type": "string",
+        "contentMediaType": EVENT_STREAM,
+        "contentSchema": {"anyOf": events},
+    }
 
 
 def item_schema(event: JSONSchema) -> JSONSchema:
     """Return the item schema in a result of `event_schema`; any other schema unchanged."""
-    shape: Any = event
+    shape: Any = object_of(event).get("contentSchema", event)
     try:
         return cast("JSONSchema", shape["anyOf"][0]["properties"]["data"]["contentSchema"])
     except (KeyError, IndexError, TypeError):

@@ -318,7 +318,8 @@ def _raw(declared: Media, schemas: SchemaConverter) -> Any:
         whole = schemas.resolve(declared.schema)
         if media.is_sequence(declared.media_type):
             return whole.get("items", True) if whole.get("type") == "array" else declared.schema
-        # Our own exports describe whole events.
+        # Our own exports describe the text of all events.
+        whole = schemas.resolve(whole.get("contentSchema", whole))
         events: list[Any] = list_of(whole.get("anyOf")) or [whole]
         items = [_event_data(event, schemas) for event in events]
         return declared.schema if None in items else {"anyOf": items}
