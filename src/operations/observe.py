@@ -81,6 +81,9 @@ class CallStarted(_CallerEvent, frozen=True, kw_only=True, tag="started"):
     traceparent: str | None = None
     """The W3C trace context from the metadata of the call."""
 
+    tracestate: str | None = None
+    """The state of other tracing systems, from the metadata of the call."""
+
     queued: float | None = None
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
+from inspect import iscoroutinefunction
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from operations.calls import PendingRequestMap
 from operations.mcp import MCPServerSettings, to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
+from operations.server.app import create_probe_app
 from operations.server.running import running
 
 pytestmark = pytest.mark.anyio
@@ -111,6 +113,17 @@ def test_what_has_no_effect_on_an_app_is_rejected() -> None:
         app.mount("/own", Starlette())
     with pytest.raises(TypeError, match="mount it in"):
         app.host("example.org", Starlette())
+
+
+def test_middleware_recognizes_an_application() -> None:
+    def check(app: Any) -> Any:
+        # asgiref, which the middleware of OpenTelemetry uses, calls anything else in the way of ASGI 2.
+        assert iscoroutinefunction(app.__call__)
+        return app
+
+    for app in (create_app(registry()), create_probe_app(registry())):
+        app.add_middleware(check)
+        app.build_middleware_stack()
 
 
 def test_mcp_is_imported_only_if_it_is_served() -> None:

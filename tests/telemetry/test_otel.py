@@ -11,6 +11,8 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from tests.server.asgi import Client
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
@@ -27,10 +29,10 @@ class Telemetry:
     def __init__(self, registry: OperationRegistry) -> None:
         self.exporter = InMemorySpanExporter()
         self.reader = InMemoryMetricReader()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
         meters = MeterProvider([self.reader])
-        self.stop = instrument(registry, tracer_provider=provider, meter_provider=meters)
+        self.stop = instrument(registry, tracer_provider=self.tracers, meter_provider=meters)
 
     def spans(self) -> dict[str, ReadableSpan]:
         return {span.name: span for span in self.exporter.get_finished_spans()}
@@ -95,9 +97,37 @@ async def test_a_trace_continues_through_the_http_server(registry: OperationRegi
     assert outer.parent is not None
     assert f"{outer.context.trace_id:032x}" == TRACE
     assert f"{outer.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert outer.kind == SpanKind.SERVER
+    assert outer.context.trace_state.to_header() == "a=b"
     assert items.parent is None
     assert all(m["traceparent"].startswith(f"00-{TRACE}") for _, m in seen[:2])
     assert seen[0][1]["tracestate"] == "a=b"
+
+
+async def test_a_span_of_another_library_around_a_request_is_the_parent(
+    registry: OperationRegistry,
+) -> None:
+    telemetry, _ = Telemetry(registry), build(registry)
+    tracer = trace.get_tracer("asgi", tracer_provider=telemetry.tracers)
+
+    class Traced:
+        def __init__(self, app: Any) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            sent = {name.decode(): value.decode() for name, value in scope["headers"]}
+            context = TraceContextTextMapPropagator().extract(sent)
+            with tracer.start_as_current_span("POST", context, SpanKind.SERVER):
+                await self._app(scope, receive, send)
+
+    app = create_app(registry)
+    app.add_middleware(Traced)
+    assert (await Client(app).post("/test/outer", headers={"traceparent": PARENT})).status == 200
+
+    request, outer = telemetry.spans()["POST"], telemetry.spans()["test.outer"]
+    assert outer.parent == request.context
+    # One request is one server span.
+    assert (request.kind, outer.kind) == (SpanKind.SERVER, SpanKind.INTERNAL)
 
 
 async def test_failures_and_items_are_recorded_without_their_content(

@@ -56,6 +56,7 @@ def report_start(
                 **_facts(operation_id, context),
                 grants=() if identity is None else identity.presented[1],
                 traceparent=context.metadata.get("traceparent"),
+                tracestate=context.metadata.get("tracestate"),
                 queued=context.channel.queued,
             )
         )

@@ -382,11 +382,13 @@ class AccessLog:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request and log the outcome."""
+        # Middleware such as OpenTelemetry's recognizes an application by its coroutine function.
         if scope["type"] == "http" and _access_logger.isEnabledFor(logging.INFO):
-            return self._logged(scope, receive, send)
-        return self._app(scope, receive, send)
+            await self._logged(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     async def _logged(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()

@@ -2,8 +2,8 @@
 
     stop = instrument(registry)
 
-Rule 1: the span of a nested call is a child of the span of its parent call. Any other call continues the trace in its
-        metadata (`traceparent`, which every entry point sets), or begins a new trace.
+Rule 1: the span of a nested call is a child of the span of its parent call. Any other call is a child of the current
+        span, unless the `traceparent` in its metadata, which every entry point sets, continues another trace.
 Rule 2: while a handler runs, its span is the current span and is in its metadata, so that calls to other services can
         propagate the trace without OpenTelemetry.
 Rule 3: a call that is forwarded to a worker, an HTTP API or an MCP server has an additional `CLIENT` span inside the
@@ -108,12 +108,14 @@ class Spans:
             self._queued.record(event.queued, {"operations.operation.id": event.operation_id})
         if event.identity_id is not None:
             attributes["enduser.id"] = event.identity_id
+        context = _context_of(event, parent)
+        outer = trace.get_current_span(context).get_span_context()
+        is_inside = outer.is_valid and not outer.is_remote
         self._open[event.request_id] = self._tracer.start_span(
             event.operation_id,
-            context=_context_of(event, parent),
-            kind=SpanKind.INTERNAL if parent is not None else SpanKind.SERVER,
+            context=context,
+            kind=SpanKind.INTERNAL if is_inside else SpanKind.SERVER,
             attributes=attributes,
-            start_time=event.timestamp * 1_000_000,
         )
         self._running.add(1, {"operations.operation.id": event.operation_id})
 
@@ -215,13 +217,21 @@ def current_trace() -> dict[str, str]:
     return carrier
 
 
-def _context_of(event: CallStarted, parent: Span | None) -> Context | None:
-    """Return the parent of a call's span; None for the current span."""
+def _context_of(event: CallStarted, parent: Span | None) -> Context:
+    """Return the context with the parent of a call's span."""
     if parent is not None:
         return trace.set_span_in_context(parent)
-    if event.traceparent is not None:
-        return _W3C.extract({"traceparent": event.traceparent}, context=Context())
-    return None
+    current = contexts.get_current()
+    if event.traceparent is None:
+        return current
+    sent = {"traceparent": event.traceparent, "tracestate": event.tracestate or ""}
+    remote = _W3C.extract(sent, context=Context())
+    # The current span already continues this trace if another library records requests as well.
+    return current if _trace_id(current) == _trace_id(remote) else remote
+
+
+def _trace_id(context: Context) -> int:
+    return trace.get_current_span(context).get_span_context().trace_id
 
 
 def _carrying(call: Call, span: Span) -> Call:
