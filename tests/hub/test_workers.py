@@ -76,9 +76,12 @@ async def test_operators_see_workers_and_their_metrics_and_others_do_not(
     metrics = (await client.get("/metrics", headers=KEY)).body.decode()
     assert 'operations_group_workers{group="shop"} 1\n' in metrics
     assert 'operations_queue_depth{group="shop"} 0\n' in metrics
+    assert 'operations_source_connected{source="broker:bus"} 1\n' in metrics
 
     assert (await client.get("/hub/workers")).status == 404
-    assert b"operations_group" not in (await client.get("/metrics")).body
+    shown = (await client.get("/metrics")).body
+    assert b"operations_group" not in shown
+    assert b"operations_source" not in shown
 
 
 async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(

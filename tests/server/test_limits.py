@@ -167,6 +167,11 @@ async def test_the_concurrency_of_a_caller_is_counted_over_all_entry_points() ->
         assert {await over_a_socket(first), await over_http("a")} == {"fine"}
     front = app.state.pipeline.front
     assert (front.calls.total, front.streams.total) == (0, 0)
+    metrics = (await client.get("/metrics")).body.decode().splitlines()
+    assert 'operations_rejected_total{reason="calls"} 7' in metrics
+    assert 'operations_rejected_total{reason="streams"} 1' in metrics
+    assert 'operations_limit_used{limit="calls"} 0' in metrics
+    assert 'operations_limit{limit="calls"} 5' in metrics
 
 
 @pytest.mark.requirement("R39")
@@ -192,6 +197,7 @@ async def test_a_rate_holds_inside_a_socket_too() -> None:
                 outcomes.append(error.code)
 
     assert outcomes == ["fine"] * 3 + ["RESOURCE_EXHAUSTED"] * 2
+    assert b'operations_rejected_total{reason="rate"} 2\n' in await app.state.metrics.collect(())
 
 
 @pytest.mark.requirement("R39")

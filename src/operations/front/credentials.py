@@ -80,6 +80,8 @@ class AuthThrottle:
         self._failures = RateLimiter()
         self.configure(limits)
         self._delayed = 0
+        self.rejected = 0
+        """The number of requests with a wrong credential."""
         self.unchecked = LogThrottle()
         """For warnings that credentials cannot be checked."""
         # Keyed hashes with a key of this process: no credential is stored.
@@ -134,6 +136,7 @@ class AuthThrottle:
             if mark is not None:
                 _remember(self._valid, mark)
             return identity
+        self.rejected += 1
         if mark is not None:
             self._valid.pop(mark, None)
             await self._punish(address, mark)

@@ -150,6 +150,8 @@ class RateLimiter:
     ) -> None:
         self._remembered = remembered
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.rejected = 0
+        """The number of rejected requests."""
         self.configure(per_second, burst)
 
     def configure(self, per_second: float | None, burst: int) -> None:
@@ -167,6 +169,7 @@ class RateLimiter:
         if self._per_second is None:
             return
         if amount > self._burst:
+            self.rejected += 1
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"This counts as {amount} requests, but at most {self._burst:.0f} are allowed at once: send fewer",
@@ -174,6 +177,7 @@ class RateLimiter:
         due = max(0, amount - paid)
         if self._tokens(caller) < due:
             self._take(caller, 0)
+            self.rejected += 1
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, "Too many requests: slow down", retryable=True
             )
@@ -217,11 +221,13 @@ class ConcurrencyLimiter:
         self._what = what
         self._by_caller: dict[str, int] = {}
         self.total = 0
+        self.rejected = 0
+        """The number of rejected requests."""
         self.configure(limit, limit_per_caller)
 
     def configure(self, limit: int, limit_per_caller: int) -> None:
         """Change the limits; slots in use stay in use."""
-        self._limit = limit
+        self.limit = limit
         self._limit_per_caller = limit_per_caller
 
     def enter(self, caller: str, amount: int = 1) -> "Slot":
@@ -231,14 +237,15 @@ class ConcurrencyLimiter:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
         """
         mine = self._by_caller.get(caller, 0)
-        if self.total + amount > self._limit:
+        if self.total + amount > self.limit:
             message = f"Too many {self._what}: try again later"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-        if mine + amount > self._limit_per_caller:
+        elif mine + amount > self._limit_per_caller:
             message = f"Too many {self._what}: you have {mine} of {self._limit_per_caller}"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-        self.add(caller, amount)
-        return Slot(self, caller, amount)
+        else:
+            self.add(caller, amount)
+            return Slot(self, caller, amount)
+        self.rejected += 1
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
 
     def hold(self, caller: str) -> "Slot":
         """Return a slot that the current call holds, and releases temporarily while it waits for a person.

@@ -38,7 +38,7 @@ from operations.hub.source import (
 )
 from operations.hub.sources import Access, can_sign_in, serves_anonymous, sources_of
 from operations.result_pages import NEXT
-from operations.telemetry import group_metrics
+from operations.telemetry import group_metrics, source_metrics
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.hub")
@@ -247,6 +247,8 @@ SCOPE = "hub:operate"
 """The scope that a caller needs for these operations."""
 
 
+SOURCES = "hub.sources"
+
 _SOURCES_SECONDS = 0.5
 """Seconds between two checks of the sources for a subscriber."""
 
@@ -306,7 +308,7 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         await action(supervisor)
         return report(supervisor.source)
 
-    @operation("hub.sources", type="query", scopes=[SCOPE])
+    @operation(SOURCES, type="query", scopes=[SCOPE])
     async def sources() -> list[SourceReport]:
         """List the sources of this hub and their states."""
         return [report(source) for source in hub.sources]
@@ -421,6 +423,11 @@ async def _report(source: Source) -> BrokerReport:
         return BrokerReport(broker=source.name, group=await opened.monitor.look())
     except TransportError as error:
         return BrokerReport(broker=source.name, problem=str(error))
+
+
+async def collect_source_metrics(hub: Hub) -> bytes:
+    """Return the states of the enabled sources, as metrics."""
+    return source_metrics({each.label: each.state for each in hub.sources if each.is_enabled})
 
 
 async def collect_group_metrics(hub: Hub) -> bytes:

@@ -34,8 +34,10 @@ from operations.errors import OperationsError, TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.front.credentials import has_access_of
 from operations.hub.controls import (
+    SOURCES,
     WORKERS,
     collect_group_metrics,
+    collect_source_metrics,
     control_operations,
     offer_worker_operations,
     readiness,
@@ -140,7 +142,10 @@ def build_app(
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
     hub.registry.register_all(controls, replace=True)
     offer_worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
-    app.state.metrics.sources.append((WORKERS, lambda: collect_group_metrics(hub)))
+    app.state.metrics.sources += [
+        (WORKERS, lambda: collect_group_metrics(hub)),
+        (SOURCES, lambda: collect_source_metrics(hub)),
+    ]
     return app
 
 

@@ -28,7 +28,7 @@ from operations.server.console import console_routes
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import WEBSOCKET_ROUTES, OperationPaths, Router
 from operations.server.system import GATEWAY_ROUTES, Pages, Readiness
-from operations.telemetry import CallMetrics
+from operations.telemetry import CallMetrics, front_metrics
 from operations.types import options_of
 
 _REMEMBERED = 2_000
@@ -50,6 +50,11 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     if graph is None and config.console:
         graph = CallGraph(limit=_REMEMBERED)
     readiness = Readiness(config.ready)
+
+    async def limits() -> bytes:
+        return front_metrics(pipeline.front)
+
+    metrics.sources.append((None, limits))
     pages = Pages(config, sessions, metrics, readiness, graph)
 
     @asynccontextmanager

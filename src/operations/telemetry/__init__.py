@@ -3,7 +3,8 @@
     registry.observe(Audit())
 
 Rule 1: an audit record names caller, operation, outcome, duration and id, never arguments or results.
-Rule 2: metrics are labelled with operation ids and codes. Both are bounded: unregistered operations share one label.
+Rule 2: metrics are labelled with operation ids and codes. Both are bounded: unregistered operations share one label,
+        and so do the codes of an operation beyond a number.
 Rule 3: each option is defined once, for Python and for config files.
 """
 
@@ -27,6 +28,7 @@ from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.calls.monitoring import GroupReport
 from operations.calls.worker import CallServer
+from operations.front import Front
 from operations.observe import CallAbandoned, CallEvent, CallFinished
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, Seconds, options_of
@@ -369,6 +371,31 @@ def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -
     lines.append(f"{name}_sum{{{labels}}} {seconds:.6f}")
     lines.append(f"{name}_count{{{labels}}} {total}")
     return lines
+
+
+def source_metrics(states: Mapping[str, str]) -> bytes:
+    """Return which sources of a hub are connected, by name, in the text format of Prometheus."""
+    connected = {f'source="{_label(name)}"': state == "connected" for name, state in states.items()}
+    values = {labels: int(value) for labels, value in connected.items()}
+    return _text(_family("operations_source_connected", "Whether a source is connected.", values))
+
+
+def front_metrics(front: Front) -> bytes:
+    """Return the limits of a server, and the requests that they rejected, in the text format of Prometheus."""
+    limiters = {
+        "calls": front.calls,
+        "streams": front.streams,
+        "websockets": front.sockets,
+        "output_bytes": front.output,
+    }
+    used = {f'limit="{name}"': limiter.total for name, limiter in limiters.items()}
+    limits = {f'limit="{name}"': limiter.limit for name, limiter in limiters.items()}
+    counters = {**limiters, "rate": front.rate, "credential": front.auth}
+    rejected = {f'reason="{name}"': counter.rejected for name, counter in counters.items()}
+    lines = _family("operations_limit_used", "How much of a limit is used now.", used)
+    lines += _family("operations_limit", "Limits for all callers together.", limits)
+    about = "Requests that were rejected before an operation was called."
+    return _text(lines + _family("operations_rejected_total", about, rejected, "counter"))
 
 
 def worker_metrics(server: CallServer) -> bytes:
