@@ -342,11 +342,17 @@ class Span(NamedTuple):
         """Whether the call or a nested call failed."""
         return self.record.outcome != _SUCCESS or any(call.has_failed for call in self.calls)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the call and its nested calls as the lines of a tree."""
-        yield _line(self.record)
+    def has_request(self, request_id: str) -> bool:
+        """Return whether this is the id of the call, of a nested call, or of the call in another process above it."""
+        return request_id in (self.record.request_id, self.record.parent_request_id) or any(
+            call.has_request(request_id) for call in self.calls
+        )
+
+    def lines(self, *, ids: bool = False) -> Iterator[str]:
+        """Yield the call and its nested calls as the lines of a tree, optionally with their ids and grants."""
+        yield _line(self.record, ids=ids)
         for number, call in enumerate(self.calls, 1):
-            first, *rest = call.lines()
+            first, *rest = call.lines(ids=ids)
             is_last = number == len(self.calls)
             yield ("└─ " if is_last else "├─ ") + first
             yield from (("   " if is_last else "│  ") + line for line in rest)
@@ -391,7 +397,7 @@ def render_tree(records: Iterable[CallRecord]) -> str:
     return "\n".join(line for root in spans(records) for line in root.lines())
 
 
-def _line(record: CallRecord) -> str:
+def _line(record: CallRecord, *, ids: bool = False) -> str:
     parts: list[Any] = [record.operation_id, record.outcome]
     if record.duration is not None:
         parts.append(f"{record.duration * 1000:.1f} ms")
@@ -399,4 +405,8 @@ def _line(record: CallRecord) -> str:
         parts.append(counted(record.items, "item"))
     if record.abandoned:
         parts.append("abandoned")
+    if ids:
+        parts += [f"request {record.request_id}", *(f"grant {block}" for block in record.grants)]
+        if record.authority is not None:
+            parts.append(f"on the authority of {record.authority}")
     return "  ".join(parts)

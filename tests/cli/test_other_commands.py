@@ -146,6 +146,48 @@ def test_trace_names_the_agent_that_acts_for_a_caller(run: Run, folder: Path) ->
     assert run("trace").out.endswith("  by alice, through assistant and helper\n")
 
 
+def test_trace_finds_a_call_by_its_request_id(run: Run, folder: Path) -> None:
+    run("call", "work.outer")
+    run("call", "work.add", "a=1", "b=2")
+    (outer, _) = run("trace", "--json").json
+    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    granted = [{**record, "grants": ["block-1"]} for record in records]
+    journal.write_text("".join(json.dumps(record) + "\n" for record in granted))
+
+    for request_id in (outer["requestId"], outer["calls"][0]["requestId"]):
+        (root,) = run("trace", request_id, "--json").json
+        assert root["requestId"] == outer["requestId"]
+    first, nested = run("trace", outer["requestId"], "--verbose").out.splitlines()
+    assert f"request {outer['requestId']}  grant block-1" in first
+    assert f"request {outer['calls'][0]['requestId']}" in nested
+    # A worker has a file of its own, and knows only the id of the call in the hub.
+    journal.write_text(json.dumps(next(each for each in granted if "parentRequestId" in each)))
+    assert len(run("trace", outer["requestId"], "--json").json) == 1
+    assert run("trace", "unknown", "--json").json == []
+
+
+def test_trace_shows_how_much_each_caller_called(run: Run, folder: Path) -> None:
+    run("call", "work.outer", "--as", "alice")
+    run("call", "work.fail", "--as", "alice")
+    run("call", "work.add", "a=1", "b=2")
+    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    timed = [{**record, "duration": 2 if "identityId" in record else 1} for record in records]
+    journal.write_text("".join(json.dumps(record) + "\n" for record in timed))
+
+    alice, operator = run("trace", "--callers", "--json").json
+
+    assert (alice["caller"], alice["calls"], alice["failed"], alice["seconds"]) == (
+        "alice",
+        2,
+        1,
+        4,
+    )
+    assert (operator["calls"], operator["operation"]) == (1, "work.add")
+    assert run("trace", "--callers").out.startswith("alice\t2\t1\t4")
+
+
 def test_trace_shows_calls_of_other_processes_with_many_levels(run: Run, folder: Path) -> None:
     run("call", "work.add", "a=1", "b=2")
     (journal,) = (folder / "state" / "operations").glob("*.jsonl")

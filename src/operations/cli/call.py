@@ -10,6 +10,7 @@ Rule 3: Ctrl-C and Ctrl-D at a question about missing input end the command. At 
 import asyncio
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ from operations.front.public_errors import public_error
 from operations.hub import Hub, SourceFilter
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.source import limits_of
-from operations.observe import spans
+from operations.observe import CallRecord, spans
 from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.specs import OperationType
@@ -363,21 +364,24 @@ def terminal_channel(
 
 @command
 async def trace(
-    operation_id: str | None = None,
+    id: str | None = None,
     /,
     *,
     limit: Annotated[int, Parameter(alias="-n"), POSITIVE] = 20,
     failed: Annotated[bool, Parameter(negative="")] = False,
+    callers: Annotated[bool, Parameter(negative="")] = False,
     common: Common = DEFAULTS,
 ) -> None:
     """Show recent calls as a tree: caller, operation, nested calls, duration and outcome.
 
-    Shows calls of `call`, `serve` and `work` with this config. Arguments and results are not recorded.
+    Shows calls of `call`, `serve` and `work` with this config. Arguments and results are not recorded. With
+    `--verbose`, each call has its request id and the grants that its caller presented.
 
     Args:
-        operation_id: Show only calls whose root is this operation.
+        id: Show only calls whose root is this operation, or the call with this request id.
         limit: The number of recorded calls, the newest last.
         failed: Show only calls that failed or have a failed nested call.
+        callers: Show how much each caller called, instead of the calls.
         common: Options of every command.
     """
     screen = common.screen()
@@ -385,14 +389,17 @@ async def trace(
     roots = [
         root
         for root in spans(read_journal(path))
-        if (operation_id is None or root.record.operation_id == operation_id)
+        if (id is None or root.record.operation_id == id or root.has_request(id))
         and (not failed or root.has_failed)
     ]
+    if callers:
+        _show_callers(screen, [root.record for root in roots])
+        return
     if screen.json:
         screen.value([root.to_json() for root in roots[-limit:]])
         return
     for root in roots[-limit:]:
-        first, *nested = root.lines()
+        first, *nested = root.lines(ids=common.verbose)
         began, caller_id = local_time(root.record.started_at), root.record.identity_id
         through = f", through {' and '.join(root.record.acting)}" if root.record.acting else ""
         by = "" if caller_id is None else f"  by {caller_id}{through}"
@@ -400,4 +407,28 @@ async def trace(
         for line in nested:
             screen.line((line, ""))
     if not roots and screen.is_terminal:
-        screen.note(f"no calls are recorded in {path}")
+        screen.note(f"no {'such ' if id or failed else ''}calls are recorded in {path}")
+
+
+def _show_callers(screen: Screen, records: list[CallRecord]) -> None:
+    """Print the number and duration of the calls of each caller, the one with the most time first."""
+    by_caller: dict[str, list[CallRecord]] = {}
+    for record in records:
+        parties = [record.identity_id or "(no identity)", *record.acting]
+        by_caller.setdefault(", through ".join(parties), []).append(record)
+    totals = [
+        {
+            "caller": caller,
+            "calls": len(calls),
+            "failed": sum(call.outcome != "success" for call in calls),
+            "seconds": round(sum(call.duration or 0 for call in calls), 3),
+            "operation": Counter(call.operation_id for call in calls).most_common(1)[0][0],
+        }
+        for caller, calls in by_caller.items()
+    ]
+    totals.sort(key=lambda total: total["seconds"], reverse=True)
+    if screen.json:
+        screen.value(totals)
+    else:
+        headings = ("caller", "calls", "failed", "seconds", "most called")
+        screen.rows(headings, [[str(cell) for cell in total.values()] for total in totals])
