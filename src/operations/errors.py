@@ -75,7 +75,8 @@ class CallError(OperationsError):
         retryable: Whether the same call may succeed later. True for `UNAVAILABLE` and `APPROVAL_REQUIRED` by default.
         begun: False if the operation was certainly not started, so that repeating the call is safe; else None.
         unexpected: Whether this error represents an undeclared exception, whose message entry points hide.
-        operation_id: The operation whose call was rejected before its handler ran or ran out of time; else None.
+        operation_id: The operation whose call was rejected before its handler ran, ran out of time or raised an
+            unexpected exception; else None.
         parent_request_id: The call whose nested call raised this error; else None.
     """
 

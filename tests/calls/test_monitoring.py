@@ -24,6 +24,7 @@ from operations.access import Identity
 from operations.calls import CallServer, PendingRequestMap, WorkerConfig, from_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.calls.monitoring import GroupMonitor, monitor_group
+from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 from operations.pubsub.memory import MemoryTarget
@@ -254,7 +255,7 @@ async def test_every_call_of_a_worker_is_a_line_with_its_operation_and_duration(
         latch.opened.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(CallError):
-            await calls.call("latch.nothing")
+            await calls.call("latch.nothing", {}, OperationContext(request_id="of-the-hub"))
 
     lines = [json.loads(record.message) for record in caplog.records]
     assert "CANARY" not in caplog.text
@@ -264,6 +265,7 @@ async def test_every_call_of_a_worker_is_a_line_with_its_operation_and_duration(
         ("latch.nothing", "OPERATION_NOT_FOUND"),
     ]
     assert {(line["group"], line["caller"]) for line in lines} == {("operations", "alice")}
+    assert [line["parentRequestId"] for line in lines] == [None, None, "of-the-hub"]
     assert lines[0]["ms"] >= 40
     assert lines[1]["queuedMs"] >= 40
     assert lines[1]["ms"] < lines[1]["queuedMs"]

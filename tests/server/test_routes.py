@@ -412,7 +412,7 @@ async def test_an_unexpected_exception_shows_its_code_and_the_request_id_only(
     assert b"RuntimeError" not in response.body
     assert response.json["requestId"] in response.json["message"]
     assert "CANARY" in caplog.text
-    assert response.json["requestId"] in caplog.text
+    assert f"request {response.json['requestId']} failed in test.run" in caplog.text
 
     exposed = await serving(fail, app={"expose_errors": True}).post("/test/run")
     assert exposed.json["message"] == "RuntimeError: password=CANARY"

@@ -170,7 +170,11 @@ def fail(plan: CallPlan, context: OperationContext, error: BaseException) -> NoR
             f"{plan.id} returned a value that is not JSON: {error}",
             {"path": error.path, "reason": error.reason},
         ) from error
-    raise map_error(error, plan.spec.error_schemas) from error
+    mapped = map_error(error, plan.spec.error_schemas)
+    if mapped.unexpected:
+        # For the log: the operation may be nested.
+        mapped.operation_id = plan.id
+    raise mapped from error
 
 
 def _is_closed(error: GeneratorExit) -> bool:

@@ -345,6 +345,7 @@ def log_call(job: Job, group: str, now: float) -> None:
         "queuedMs": round((began_at - job.queued_at) * 1000, 3),
         "caller": None if job.identity is None else job.identity.id,
         "requestId": job.request.request_id,
+        "parentRequestId": job.request.parent_request_id,
     }
     access_log.info("%s", msgspec.json.encode(record).decode())
 

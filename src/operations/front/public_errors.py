@@ -119,9 +119,8 @@ def public_error(
     """Return the public form of `error`, and log the rest."""
     if error.unexpected:
         if log:
-            logger.error(
-                "request %s failed", printable(request_id), exc_info=error.__cause__ or error
-            )
+            failed = (printable(request_id), printable(error.operation_id or "the server"))
+            logger.error("request %s failed in %s", *failed, exc_info=error.__cause__ or error)
         if not expose:
             return CallError(
                 error.code,
