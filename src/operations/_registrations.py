@@ -302,7 +302,9 @@ class Registrations(PipelineHost):
         grant = None if context.identity is None else context.identity.grant
         is_covered = grant is None or grant.covers(operation_id)
         if is_covered and self.is_absent(operation_id.partition(".")[0]):
-            message = f"{operation_id} is not available now, because its source is not connected"
+            message = (
+                f"{operation_id} is not available now: a source that may have it is not connected"
+            )
             return CallError(ErrorCode.UNAVAILABLE, message)
         visible = (
             spec.id for spec in self.specs() if spec.id != operation_id and may_call(spec, context)

@@ -150,6 +150,42 @@ async def test_late_and_lost_sources_are_connected(
                 await until(lambda: logged()[-1] == ("INFO", "mcp:tools is connected again"))
 
 
+async def test_a_hub_is_not_ready_before_its_sources_were_tried(tmp_path: Path) -> None:
+    tried, closed = asyncio.Event(), asyncio.Event()
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tried.set()
+        await closed.wait()
+        writer.close()
+
+    (tmp_path / "own.py").write_text(
+        "from operations import operation\n\n@operation('own.run')\nasync def run() -> int:\n    return 1\n"
+    )
+    with anyio.fail_after(60):
+        async with await asyncio.start_server(hold, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            text = f'modules = ["own.py"]\n[brokers.bus]\nurl = "redis://127.0.0.1:{port}"\nworkers = true'
+            async with (
+                open_hub(written(tmp_path, text), wait=0) as hub,
+                running(hub.app) as url,
+                aiohttp.ClientSession(url) as http,
+            ):
+
+                async def get(path: str) -> tuple[int, str]:
+                    async with http.get(path) as response:
+                        answer = await response.json()
+                        return response.status, answer.get("status") or answer["code"]
+
+                await tried.wait()
+                assert await get("/readyz") == (503, "unavailable")
+                closed.set()
+                await until(lambda: states(hub)["bus"] == "disconnected")
+                assert await get("/readyz") == (200, "degraded")
+                # Its operations are not known, so this may be one of them.
+                assert await get("/shop/pay") == (503, "UNAVAILABLE")
+                assert await get("/.well-known/nothing") == (404, "OPERATION_NOT_FOUND")
+
+
 @pytest.mark.requirement("R62", "R38")
 async def test_a_hub_follows_the_workers_of_a_broker(tmp_path: Path) -> None:
     first, second = OperationRegistry(), OperationRegistry()
@@ -231,7 +267,9 @@ async def test_a_slow_source_delays_only_its_own_calls(tmp_path: Path) -> None:
     with anyio.fail_after(150):
         async with tools(port, delay=1), open_hub(path, wait=0) as hub:
             await until(lambda: "hello.greet" in hub.registry)
-            assert await readiness(hub) == {"status": "degraded", "disconnected": ["tools"]}
+            # Requests would fail that another hub can serve, for example during a rolling restart.
+            assert await readiness(hub) == {"status": "unavailable", "disconnected": ["tools"]}
+            assert (await hub.registry.execute("hello.greet", {}, OPERATOR)).data == "hi"
             await until(lambda: states(hub)["tools"] == "connected")
             assert await readiness(hub) is True
             slow = asyncio.create_task(double(hub, 21))

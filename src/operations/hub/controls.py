@@ -372,6 +372,8 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 async def readiness(hub: Hub) -> bool | JSONObject:
     """Return whether a hub has operations to serve, and the names of the sources that are not connected.
 
+    A hub is not ready either while its sources connect for the first time: its operations are not complete.
+
     `authority` stands for the store of grants and approvals, and `ledger` for the ledger, if they cannot be written.
     """
     absent, authority = [source.name for source in hub.absent()], hub.registry.authority
@@ -383,7 +385,9 @@ async def readiness(hub: Hub) -> bool | JSONObject:
         return True
     # These operations are always registered.
     own = ("hub", "approvals")
-    is_useless = all(spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs())
+    is_useless = hub.is_starting or all(
+        spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs()
+    )
     return {"status": "unavailable" if is_useless else "degraded", "disconnected": absent}
 
 

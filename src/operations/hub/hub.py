@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from anyio import move_on_after
@@ -28,6 +29,7 @@ from operations.hub.source import (
     ListedServer,
     Opened,
     Source,
+    SourceState,
     Supervisor,
     file_times,
     fingerprint,
@@ -76,6 +78,9 @@ class SourceFilter:
 
 ALL = SourceFilter()
 
+_START_SECONDS = 10.0
+"""Seconds that a hub is not ready because its sources are connecting for the first time."""
+
 
 class Hub:
     """A registry, the sources of its operations, and the application that serves them.
@@ -95,7 +100,7 @@ class Hub:
         build_app: Callable[["Hub"], ASGIApp],
     ) -> None:
         self.registry = registry
-        registry.is_absent = self.absent
+        registry.is_absent = self._may_be_absent
         self.file = file
         self.wanted = wanted
         self._build_app = build_app
@@ -118,6 +123,7 @@ class Hub:
         """Held while a config is applied, so that changes do not overlap."""
 
         self._removed: list[Supervisor] = []
+        self._started_at = monotonic()
         self._by_id: dict[str, Source] = {}
         self._indexed = -1
 
@@ -263,6 +269,20 @@ class Hub:
             for source in self.sources
             if source.is_enabled and source.problem is not None and namespace in (None, source.name)
         ]
+
+    def _may_be_absent(self, namespace: str) -> bool:
+        """Return whether a source that is not available may have operations of a namespace."""
+        return any(
+            namespace == source.name or (source.kind == "broker" and source.opened is None)
+            for source in self.absent()
+        )
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a source is still connecting for the first time, and the hub started a short time ago."""
+        return monotonic() < self._started_at + _START_SECONDS and any(
+            source.state is SourceState.CONNECTING for source in self.sources
+        )
 
     def spec(self, operation_id: str) -> OperationSpec:
         """Return the contract of one operation.

@@ -140,7 +140,7 @@ class Router:
             # paths below `/.well-known`, and expect 404.
             state.scope[OPEN] = True
         await state.enter()
-        if slash and registry.is_absent(namespace):
+        if slash and OPEN not in state.scope and registry.is_absent(namespace):
             # The operation may be one of a source that is not connected yet.
             context = OperationContext(identity=state.identity)
             raise registry.not_found(path.replace("/", ".", 1), context)
