@@ -181,9 +181,13 @@ async def test_calls_find_the_workers_whose_source_is_connected(
         await stack.enter_async_context(broker_world.serve(waiting))
         calls = await stack.enter_async_context(caller(broker_world))
         with anyio.fail_after(25):
-            with pytest.raises(CallError, match="a source that may have it is not connected") as caught:
+            with pytest.raises(
+                CallError, match="a source that may have it is not connected"
+            ) as caught:
                 await calls.call("shop.pay", {"number": 0})
-            with pytest.raises(CallError, match="a source that may have it is not connected") as streamed:
+            with pytest.raises(
+                CallError, match="a source that may have it is not connected"
+            ) as streamed:
                 await anext(calls.subscribe("shop.pay", {"number": 0}))
             await stack.enter_async_context(broker_world.serve(connected))
             await until(lambda: len(calls.workers_by_specs) == 2)

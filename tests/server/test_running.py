@@ -224,6 +224,15 @@ async def test_a_server_that_shuts_down_answers_probes_until_its_calls_are_finis
         await release.wait()
         return "finished"
 
+    @registry.operation("test.watch")
+    async def watch() -> AsyncGenerator[str]:
+        yield "began"
+        asyncio.get_running_loop().call_later(0.3, end.set)
+        release.set()
+        await end.wait()
+        yield "finished"
+
+    end = asyncio.Event()
     app, found = create_app(registry), asyncio.get_running_loop().create_future()
 
     async def serve() -> None:
@@ -248,7 +257,12 @@ async def test_a_server_that_shuts_down_answers_probes_until_its_calls_are_finis
         while await call("GET", "/readyz") != (503, {"status": "unavailable"}):
             pass
         assert (await call("GET", "/healthz"))[0] == 200
-        release.set()
+        # A load balancer may not have noticed yet.
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{await found}/test/watch") as late,
+        ):
+            assert b"event: complete" in await late.read()
         assert await under_way == (200, "finished")
         await serving
 

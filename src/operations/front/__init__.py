@@ -78,9 +78,9 @@ class OpenStreams:
                 end()
 
     @property
-    def is_ending(self) -> bool:
-        """Whether a stream that `close` has ended is still open."""
-        return any(is_idle or not self.grace for _, is_idle in self._ends.values())
+    def is_open(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._ends)
 
 
 class Front:

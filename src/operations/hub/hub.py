@@ -78,7 +78,7 @@ class SourceFilter:
 
 ALL = SourceFilter()
 
-_START_SECONDS = 10.0
+_START_SECONDS = 30.0
 """Seconds that a hub is not ready because its sources are connecting for the first time."""
 
 

@@ -134,11 +134,11 @@ class _GracefulServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         ends, running = loop.time() + GRACE, self._exchanges()
         await self._wait_while(
-            lambda: self._streams.is_ending or not running.isdisjoint(self._exchanges()), GRACE
+            lambda: self._streams.is_open or not running.isdisjoint(self._exchanges()), GRACE
         )
         self._streams.close()
         # Let the streams send their last events: uvicorn closes WebSockets at once.
-        await self._wait_while(lambda: self._streams.is_ending, _LAST_EVENTS)
+        await self._wait_while(lambda: self._streams.is_open, _LAST_EVENTS)
         self.config.timeout_graceful_shutdown = max(1, round(ends - loop.time()))
         await super().shutdown(sockets)
 
