@@ -261,7 +261,8 @@ class CallGraph:
                     self._write(self._file, record)
                 except OSError as error:
                     # Calls go on if the disk is full.
-                    logger.log(self._failures.level(), "calls cannot be recorded: %s", error)
+                    level, path = self._failures.level(), self._file.name
+                    logger.log(level, "calls cannot be recorded in %s: %s", path, error.strerror)
 
     def _write(self, file: IO[bytes], record: CallRecord) -> None:
         line = b"\n" * self._is_cut + msgspec.json.encode(record) + b"\n"

@@ -169,7 +169,8 @@ class AuditFile:
         try:
             self._handler.handle(logging.makeLogRecord({"msg": line}))
         except OSError as error:
-            logger.log(self._failures.level(), "audit records cannot be written: %s", error)
+            level, path = self._failures.level(), self._handler.baseFilename
+            logger.log(level, "audit records cannot be written to %s: %s", path, error.strerror)
 
     def close(self) -> None:
         """Close the file."""
@@ -390,8 +391,9 @@ def front_metrics(front: Front) -> bytes:
     }
     used = {f'limit="{name}"': limiter.total for name, limiter in limiters.items()}
     limits = {f'limit="{name}"': limiter.limit for name, limiter in limiters.items()}
-    counters = {**limiters, "rate": front.rate, "credential": front.auth}
-    rejected = {f'reason="{name}"': counter.rejected for name, counter in counters.items()}
+    counts = {name: limiter.rejected for name, limiter in limiters.items()}
+    counts |= {"rate": front.rate.rejected, "credential": front.auth.rejected}
+    rejected = {f'reason="{name}"': count for name, count in counts.items()}
     lines = _family("operations_limit_used", "How much of a limit is used now.", used)
     lines += _family("operations_limit", "Limits for all callers together.", limits)
     about = "Requests that were rejected before an operation was called."
