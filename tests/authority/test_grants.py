@@ -352,6 +352,20 @@ async def test_revoking_a_block_revokes_its_children_and_not_its_parent(
         await here.resolve(parent)
 
 
+async def test_a_grant_is_revoked_by_the_key_in_the_records_of_its_calls() -> None:
+    grants = Grants(KEY)
+    parent = grants.create(ALICE, "bot", operations=["*"])
+    child = narrow(parent, new_block("sub"))
+    identity = await grants.resolve(child)
+    assert identity is not None
+
+    await grants.revoke(identity.presented[1][1])
+
+    assert await grants.resolve(parent) is not None
+    with pytest.raises(GrantError, match="revoked"):
+        await grants.resolve(child)
+
+
 async def test_a_hub_whose_clock_is_ahead_does_not_end_a_revocation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """Operations that a caller may not call look as if they did not exist, unless their scopes are advertised."""
 
+import logging
 import re
 from typing import Any
 
@@ -10,9 +11,10 @@ from starlette.applications import Starlette
 from tests.server.asgi import Client, Response
 
 from operations import AccessControl, Identity, OperationRegistry
+from operations.authority import Grants
 from operations.front.limits import Limits
 from operations.mcp import to_mcp
-from operations.server import APIKeys, create_app, hash_key
+from operations.server import APIKeys, create_app, credential_resolver, hash_key
 from operations.server.running import running
 
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
@@ -66,6 +68,26 @@ async def test_a_hidden_operation_gets_the_same_response_as_an_unknown_path(
 
     assert seen(there) == seen(nowhere)
     assert there.status in (401, 404, 405)
+
+
+async def test_the_log_contains_why_a_call_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    client, grants = serving(), Grants(b"k" * 32)
+    token = grants.create(Identity("bob", ["admin"]), "bot", operations=["task.known"])
+    registry = client.app.state.pipeline.front.registry
+    agents = Client(create_app(registry, identity=credential_resolver(grants.resolve)))
+
+    with caplog.at_level(logging.INFO, "operations.server"):
+        assert (await client.post("/task/secret", headers=KEY)).status == 404
+        assert (await client.post("/call", json={"operation": "task.secret"})).status == 404
+        bearer = {"authorization": f"Bearer {token}"}
+        assert (await agents.post("/task/secret", headers=bearer)).status == 404
+
+    needed = 'task.secret, which requires {"requiredScopes":["admin"]}'
+    assert [record.getMessage() for record in caplog.records] == [
+        f"bob may not call {needed}",
+        f"a caller without identity may not call {needed}",
+        "bob may not call task.secret: its grant does not cover it",
+    ]
 
 
 @pytest.mark.requirement("R07")

@@ -350,7 +350,10 @@ class Grants:
     def has_revoked(self, grant: Grant) -> bool:
         """Return whether a block is known to be revoked, without reading revocations."""
         revoked = self._revoked
-        return bool(revoked) and any(each.id in revoked for each in grant.blocks)
+        return bool(revoked) and (
+            any(each.id in revoked for each in grant.blocks)
+            or any(key in revoked for key in grant.keys)
+        )
 
     def _remember(self, credential: str, subject: Subject, grant: Grant) -> _Resolved:
         base, grant = self._base(subject), grant.issued_by(self)
@@ -380,7 +383,7 @@ class Grants:
         """Revoke a block, and every grant that contains it.
 
         Args:
-            block_id: The id of the block.
+            block_id: The id of the block, or its key, which the records of calls contain.
             until: When the block expires, in milliseconds since the epoch: the revocation is removed a day later.
 
         Raises:

@@ -44,7 +44,9 @@ approvals_app = App(name="approvals", help="List and answer the calls that wait 
 ledger_app = App(name="ledger", help="Check the tamper-evident record of calls, and show its end.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_BLOCK_ID = re.compile("[0-9a-f]{16}")
+_BLOCK_ID = re.compile("[0-9a-f]{16}|[0-9a-f]{32}")
+"""The id of a block, or its key, which `operations trace --verbose` prints."""
+
 _PART_OF_ID = re.compile("[0-9a-fA-F]{0,15}")
 _OPERATOR = OperationContext(trusted=True)
 Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
@@ -206,7 +208,8 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
     This needs a persistent store, which a running hub can read: set `[authority] file` or `broker`.
 
     Args:
-        block: The id of a block, as `show` prints it, or a token: its last block is revoked.
+        block: The id of a block, as `show` or `operations trace --verbose` prints it, or a token: its last block is
+            revoked.
         common: Options of every command.
     """
     until, screen = None, common.screen()

@@ -416,7 +416,7 @@ def _show_callers(screen: Screen, records: list[CallRecord]) -> None:
     for record in records:
         parties = [record.identity_id or "(no identity)", *record.acting]
         by_caller.setdefault(", through ".join(parties), []).append(record)
-    totals = [
+    totals: list[JSONObject] = [
         {
             "caller": caller,
             "calls": len(calls),
@@ -429,6 +429,6 @@ def _show_callers(screen: Screen, records: list[CallRecord]) -> None:
     totals.sort(key=lambda total: total["seconds"], reverse=True)
     if screen.json:
         screen.value(totals)
-    else:
-        headings = ("caller", "calls", "failed", "seconds", "most called")
-        screen.rows(headings, [[str(cell) for cell in total.values()] for total in totals])
+        return
+    headings = ("caller", "calls", "failed", "seconds", "most called")
+    screen.rows(headings, [[str(cell) for cell in total.values()] for total in totals])

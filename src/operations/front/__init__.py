@@ -16,13 +16,15 @@ Rule 5: sessions, streams and sockets end when the credential that opened them e
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
-from msgspec import structs, to_builtins
+from msgspec import json, structs, to_builtins
 
 from operations._resilience import MAX_SECONDS
+from operations._text import printable
 from operations.access import Identity, access_denied, check_access
 from operations.channel import CallerChannel
 from operations.context import OperationContext
@@ -35,6 +37,8 @@ from operations.front.search import Batch, Gateway, OperationCall, SchemaRequest
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject
+
+logger = logging.getLogger("operations.server")
 
 
 class OpenStreams:
@@ -158,6 +162,14 @@ class Front:
         if check_access(access, identity, spec.id):
             return
         scopes = {*access.required_scopes, *(access.required_scopes_any or ())}
+        # For the operator only: callers cannot distinguish a hidden operation from an unknown one.
+        caller = "a caller without identity" if identity is None else printable(identity.id)
+        grant = None if identity is None else identity.grant
+        if grant is not None and not grant.covers(spec.id):
+            logger.info("%s may not call %s: its grant does not cover it", caller, spec.id)
+        else:
+            needed = json.encode(access).decode()
+            logger.info("%s may not call %s, which requires %s", caller, spec.id, needed)
         if not scopes or not scopes <= self.scopes_supported:
             raise self.registry.not_found(spec.id, OperationContext(identity=identity))
         denied = access_denied(spec.id)

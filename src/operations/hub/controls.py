@@ -431,7 +431,7 @@ async def _report(source: Source) -> BrokerReport:
 
 async def collect_source_metrics(hub: Hub) -> bytes:
     """Return the states of the enabled sources, as metrics."""
-    return source_metrics({each.label: each.state for each in hub.sources if each.is_enabled})
+    return source_metrics({each.names[1]: each.state for each in hub.sources if each.is_enabled})
 
 
 async def collect_group_metrics(hub: Hub) -> bytes:
