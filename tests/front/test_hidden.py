@@ -71,9 +71,10 @@ async def test_a_hidden_operation_gets_the_same_response_as_an_unknown_path(
 
 
 async def test_the_log_contains_why_a_call_was_rejected(caplog: pytest.LogCaptureFixture) -> None:
-    client, grants = serving(), Grants(b"k" * 32)
+    app, grants = application(), Grants(b"k" * 32)
+    client = Client(app)
     token = grants.create(Identity("bob", ["admin"]), "bot", operations=["task.known"])
-    registry = client.app.state.pipeline.front.registry
+    registry = app.state.pipeline.front.registry
     agents = Client(create_app(registry, identity=credential_resolver(grants.resolve)))
 
     with caplog.at_level(logging.INFO, "operations.server"):

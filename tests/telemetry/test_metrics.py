@@ -1,12 +1,14 @@
 import asyncio
 import gc
+import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from operations import OperationContext, OperationRegistry
+from operations import OperationContext, OperationRegistry, telemetry
 from operations._pipeline.plan import BUCKETS, MAX_CODES, MAX_REMOVED, UNKNOWN
 from operations.envelopes import mcp_envelope
 from operations.errors import CallError
@@ -179,3 +181,21 @@ async def test_the_codes_of_an_operation_are_bounded(registry: OperationRegistry
     assert codes["CODE_0"] == 2
     assert codes[UNKNOWN] == MAX_CODES
     stop()
+
+
+def test_the_documents_name_only_existing_metrics() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    pages = ("incidents.md", "operate-workers.md", "serving.md", "recipes/alerts.yml")
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"operations_[a-z]\w+", (docs / page).read_text(encoding="utf-8"))
+    }
+    source = Path(telemetry.__file__).read_text(encoding="utf-8")
+    existing = set(re.findall(r'"(operations_\w+)"', source))
+
+    assert len(named) > 20
+    assert {name.removesuffix("_bucket") for name in named} <= existing
+    # Every metric is documented; the names of a family may be shortened.
+    text = "".join((docs / page).read_text(encoding="utf-8") for page in pages)
+    assert [name for name in existing - named if "`_" + name.rpartition("_")[2] not in text] == []
