@@ -13,6 +13,7 @@ Rule 4: the timer of a time limit stops while a person answers a question, and r
 import asyncio
 import logging
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -524,6 +525,24 @@ def reason_of(error: OSError) -> str:
     if error.strerror and "Connect call failed" not in error.strerror:
         return error.strerror
     return str(error) if error.errno is None else os.strerror(error.errno)
+
+
+def tls_reason(text: str, authority: str, certificate: str) -> str:
+    """Return why TLS failed, and what to do.
+
+    Args:
+        text: The text of OpenSSL.
+        authority: The option that names certificate authorities.
+        certificate: The option that names the certificate of the client.
+    """
+    # Without the number of a line in the source of OpenSSL.
+    text = text.partition(" (_ssl.c")[0].rstrip(".")
+    if "issuer certificate" in text or re.search("self.signed", text):
+        return f"{text}; if its authority is private, set {authority}"
+    if "CERTIFICATE_REQUIRED" in text:
+        return f"{text}; set {certificate}"
+    is_plain = "WRONG_VERSION_NUMBER" in text or "record layer failure" in text
+    return f"{text}; check that the port uses TLS" if is_plain else text
 
 
 def abort_connection(response: Any) -> None:

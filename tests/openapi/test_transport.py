@@ -21,6 +21,7 @@ from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, Identity, OperationContext
 from operations._hosts import TrustedHosts
+from operations._proxies import Proxies
 from operations._resilience import FAILURES
 from operations.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi
@@ -134,7 +135,89 @@ async def test_a_proxy_that_is_unavailable_is_named_without_its_login(unused_por
             await registry.execute("api.call", {})
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert f"the proxy http://127.0.0.1:{unused_port} cannot be reached" in caught.value.message
     assert "s3cret" not in str(caught.value.to_wire())
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_whose_name_is_unknown_is_named(scheme: str) -> None:
+    config = {"base_url": f"{scheme}://127.0.0.1:9", "proxy": "http://proxy.invalid:3128"}
+    async with imported(document(), retries=0, **config) as registry:
+        with pytest.raises(CallError, match=r"the proxy http://proxy.invalid:3128 cannot be") as at:
+            await registry.execute("api.call", {})
+
+    assert at.value.code == ErrorCode.UNAVAILABLE
+    assert at.value.begun is False
+
+
+@pytest.mark.parametrize(("status", "advice"), [(407, "write the user and"), (502, "status 502")])
+async def test_a_proxy_that_refuses_a_tunnel_is_named(status: int, advice: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        config = {"base_url": "https://127.0.0.1:9", "proxy": f"http://me:s3cret@127.0.0.1:{port}"}
+        async with imported(document(), retries=0, **config) as registry:
+            with pytest.raises(CallError, match=advice) as caught:
+                await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.begun is False
+    assert f"the proxy http://127.0.0.1:{port} rejected the connection" in caught.value.message
+    assert "s3cret" not in str(caught.value.to_wire())
+
+
+async def test_an_address_of_the_environment_needs_no_scheme(
+    proxy: Proxy, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy.url.removeprefix("http://"))
+    async with imported(document(), base_url=echo.url, trust_env=True) as registry:
+        await registry.execute("api.call", {})
+
+    assert len(proxy.targets) == 1
+
+
+async def test_a_socks_proxy_of_the_environment_is_rejected(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.setenv("all_proxy", "socks5://me:s3cret@127.0.0.1:1080")
+    async with imported(document(), base_url=echo.url, trust_env=True) as registry:
+        with pytest.raises(CallError, match="socks5:// is not supported") as caught:
+            await registry.execute("api.call", {})
+
+    assert "s3cret" not in str(caught.value.to_wire())
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "host", "is_direct"),
+    [
+        ("*", "api.example.com", True),
+        ("example.com", "api.example.com", True),
+        (".example.com", "api.example.com", True),
+        ("*.example.com", "api.example.com", True),
+        ("example.com:443", "example.com", True),
+        ("example.com:80", "example.com", False),
+        ("ample.com", "example.com", False),
+        ("localhost, 10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("10.0.0.0/8", "api.example.com", False),
+        ("fd00::/8,[::1]", "::1", True),
+        ("fd00::/8", "fd00::1", True),
+        ("nonsense/8", "10.1.2.3", False),
+    ],
+)
+def test_hosts_of_no_proxy_are_called_directly(
+    exceptions: str, host: str, is_direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:3128")
+    monkeypatch.setenv("no_proxy", exceptions)
+    found = Proxies(None, trust_env=True).find("https", host, 443)
+
+    assert found == (None if is_direct else "http://127.0.0.1:3128")
 
 
 # ------------------------------------------------------------ certificates
@@ -180,11 +263,15 @@ async def tls_server(certificates: Path, *, wants_client: bool) -> AsyncGenerato
 
 
 async def test_a_certificate_authority_can_be_named(certificates: Path, proxy: Proxy) -> None:
+    named = {"ca_file": str(certificates / "ca.pem"), "retries": 0}
     async with tls_server(certificates, wants_client=False) as url:
         async with imported(document(), base_url=url, retries=0) as registry:
-            with pytest.raises(CallError, match="TLS"):
+            with pytest.raises(CallError, match=r"TLS failed: .*certificate.*; .* set ca_file"):
                 await registry.execute("api.call", {})
-        named = {"ca_file": str(certificates / "ca.pem"), "retries": 0}
+        there = url.replace("127.0.0.1", "localhost")
+        async with imported(document(), base_url=there, **named) as registry:
+            with pytest.raises(CallError, match=r"TLS failed: .*not valid for 'localhost'"):
+                await registry.execute("api.call", {})
         async with imported(document(), base_url=url, **named) as registry:
             assert (await registry.execute("api.call", {})).data == {"client": None}
         away = url.replace("127.0.0.1", "api.example.com")
@@ -209,6 +296,13 @@ async def test_a_client_certificate_is_presented(certificates: Path, files: dict
         ) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == {"client": "client"}
+
+
+async def test_a_port_without_tls_is_reported(echo: Echo) -> None:
+    url = echo.url.replace("http://", "https://")
+    async with imported(document(), base_url=url, retries=0) as registry:
+        with pytest.raises(CallError, match=r"TLS failed: .*; check that the port uses TLS"):
+            await registry.execute("api.call", {})
 
 
 @pytest.mark.parametrize(
@@ -380,11 +474,11 @@ async def test_a_response_may_have_a_long_header() -> None:
 def test_a_lost_connection_is_reported_with_its_own_reason() -> None:
     request = HTTPRequest(method="GET", url="https://api.test/x", headers={}, body=None, timeout=5)
     reasons = {
-        "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] certificate required": 1,
+        "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] certificate required; set client_certificate": 1,
         "Connection reset by peer": errno.ECONNRESET,
     }
     for reason, number in reasons.items():
-        error = failure(aiohttp.ClientOSError(number, reason), request)
+        error = failure(aiohttp.ClientOSError(number, reason.partition(";")[0]), request)
         assert reason in error.message
     refused = failure(OSError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), request)
     assert "(Connection refused)" in refused.message

@@ -7,10 +7,16 @@ from contextlib import aclosing, suppress
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
-from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
+from operations._proxies import Proxies
+from operations._resilience import (
+    IDLE_SECONDS,
+    abort_connection,
+    fail_if_closed,
+    reason_of,
+    tls_reason,
+)
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import StreamedBody
@@ -58,10 +64,7 @@ class AiohttpTransport:
     def __init__(self, config: HTTPServiceConfig, resolver: AbstractResolver | None = None) -> None:
         self._config = config
         self._resolver = resolver
-        self._proxies = getproxies() if config.trust_env and config.proxy is None else {}
-        if config.proxy is not None:
-            self._proxies = {"http": config.proxy, "https": config.proxy}
-        self.has_proxies = bool(self._proxies)
+        self._proxies = Proxies(config.proxy, trust_env=config.trust_env)
         self._sessions: dict[
             asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]
         ] = {}
@@ -123,12 +126,14 @@ class AiohttpTransport:
         return session
 
     def proxy(self, request: HTTPRequest, url: URL) -> str | None:
-        """Return the proxy for a request; None if there is none, or NO_PROXY contains the host."""
-        is_of_environment = self._config.proxy is None
-        is_direct = is_of_environment and proxy_bypass(f"{url.raw_host}:{url.port}")
-        if request.public_only or is_direct:
+        """Return the proxy for a request.
+
+        Raises:
+            CallError: If the proxy of the environment cannot be used.
+        """
+        if request.public_only or not self._proxies:
             return None
-        return self._proxies.get(url.scheme) or self._proxies.get("all")
+        return self._proxies.find(url.scheme, url.raw_host or "", url.port)
 
 
 class _Response(aiohttp.ClientResponse):
@@ -196,13 +201,14 @@ class _Exchange:
     """Context manager for one request and its response. A class, because a generator is slower."""
 
     __slots__ = (
-        "_body", "_content", "_end", "_request", "_response", "_transport", "headers", "reason", "status",
+        "_body", "_content", "_end", "_proxy", "_request", "_response", "_transport", "headers", "reason", "status",
     )  # fmt: skip
 
     def __init__(self, transport: AiohttpTransport, request: HTTPRequest) -> None:
         self._body: AsyncGenerator[bytes] | None = None
         self._end: float | None = None
         """When the whole response must have arrived; None for a stream, whose time limit ends with its head."""
+        self._proxy: str | None = None
         self._transport = transport
         self._request = request
         self._response: aiohttp.ClientResponse | None = None
@@ -213,6 +219,7 @@ class _Exchange:
         if request.public_only:
             # A numeric host is not resolved, so the resolver would not check it.
             enforce_public(url.raw_host or "")
+        self._proxy = transport.proxy(request, url)
         if transport.is_new:
             await transport.close_left()
         session = transport.session(
@@ -226,7 +233,7 @@ class _Exchange:
             if not isinstance(error, Exception):
                 raise
             # Raised without its cause, whose text often contains the whole URL with its keys.
-            raise _call_error(error, request) from None
+            raise _call_error(error, request, self._proxy) from None
         if not request.is_stream and not isinstance(request.body, StreamedBody):
             self._end = waiting.when()
         self._response = response
@@ -255,7 +262,7 @@ class _Exchange:
             # Suppressing them takes a tenth of the time of a call, so it is done only if one is missing.
             skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
             allow_redirects=False,
-            proxy=self._transport.proxy(request, url) if self._transport.has_proxies else None,
+            proxy=self._proxy,
         )
 
     def buffered(self) -> bytes | None:
@@ -320,8 +327,11 @@ class NotPublicError(OSError):
     """A name has only addresses that are not public."""
 
 
-def _call_error(error: Exception, request: HTTPRequest) -> CallError:
-    """Return the error for a request without a complete response. It omits the request, which may contain secrets."""
+def _call_error(error: Exception, request: HTTPRequest, proxy: str | None = None) -> CallError:
+    """Return the error for a request without a complete response.
+
+    It omits the request and the login of its proxy, which may contain secrets.
+    """
     origin = origin_of(request.url)
     where = f"{request.method} {origin}"
     if isinstance(request.body, StreamedBody) and request.body.failure is not None:
@@ -335,18 +345,12 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, TimeoutError):
         return timed_out(where, request.timeout, "respond")
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.", begun=False)
-    if isinstance(error, aiohttp.ClientSSLError):
-        return CallError(
-            ErrorCode.UNAVAILABLE,
-            f"{where}: TLS failed, or its certificate is not valid.",
-            begun=False,
-        )
+    if (problem := _connect_problem(error, proxy)) is not None:
+        return CallError(ErrorCode.UNAVAILABLE, f"{where}: {problem}.", begun=False)
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
         reason = type(error).__name__
         if isinstance(error, OSError) and error.errno is not None:
-            reason = reason_of(error)
+            reason = tls_reason(reason_of(error), "ca_file", "client_certificate")
         # After a connection was made, the request may have arrived.
         is_connected = not isinstance(error, aiohttp.ClientConnectorError)
         return CallError(
@@ -365,3 +369,24 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             )
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: {problem}.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")
+
+
+def _connect_problem(error: Exception, proxy: str | None) -> str | None:
+    """Return why no connection was made, if the reason is the name of the host, its certificate, or the proxy."""
+    if proxy is not None:
+        named = f"the proxy {URL(proxy).origin()}"
+        if isinstance(error, aiohttp.ClientHttpProxyError):
+            problem = f"{named} rejected the connection with HTTP status {error.status}"
+            if error.status == 407:
+                problem += ": write the user and the password of the proxy into its address"
+            return problem
+        if isinstance(error, (aiohttp.ClientProxyConnectionError, aiohttp.ClientConnectorDNSError)):
+            return f"{named} cannot be reached ({reason_of(error)})"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        is_unknown = error.os_error.errno == socket.EAI_NONAME
+        return "there is no such host" if is_unknown else reason_of(error)
+    if isinstance(error, aiohttp.ClientSSLError):
+        cause = error.__cause__ or error
+        text = getattr(cause, "verify_message", "") or str(cause)
+        return f"TLS failed: {tls_reason(text, 'ca_file', 'client_certificate')}"
+    return None

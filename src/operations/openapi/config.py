@@ -1,6 +1,5 @@
 """The settings of a service: its address, credentials, selection of operations, and limits."""
 
-import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from msgspec import Meta
 from operations._derive import WRITTEN, Builder, KeyFaultError
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
+from operations._proxies import PROXY_ADDRESS
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken
@@ -374,7 +374,7 @@ class HTTPServiceConfig:
         if isinstance(self.auth, Mapping):
             auth = HTTPAuth(**Builder().fields(HTTPAuth, self.auth, ("auth",)))
             object.__setattr__(self, "auth", auth)
-        if self.proxy is not None and not re.match(r"https?://[^/\s]", self.proxy):
+        if self.proxy is not None and not PROXY_ADDRESS.match(self.proxy):
             raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
         if self.client_key is not None and self.client_certificate is None:
             raise ValueError("client_key is set without client_certificate")

@@ -1,0 +1,66 @@
+"""Find the HTTP proxy for a request to another server.
+
+Rule 1: a proxy that the operator configured is used for all requests. The environment is read only if the operator
+        allows it.
+Rule 2: a request to a host that a third party names uses no proxy, because a proxy resolves names itself and could
+        reach private addresses. The callers of this module enforce it.
+"""
+
+import re
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
+from urllib.request import getproxies
+
+from operations.errors import CallError, ErrorCode
+
+PROXY_ADDRESS = re.compile(r"https?://[^/\s]")
+
+
+class Proxies:
+    """The proxies of a client.
+
+    Args:
+        proxy: The URL of the proxy for all requests.
+        trust_env: Whether to use the proxies of the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)
+            if `proxy` is None.
+    """
+
+    def __init__(self, proxy: str | None, *, trust_env: bool) -> None:
+        self._found = getproxies() if trust_env and proxy is None else {}
+        if proxy is not None:
+            self._found = {"all": proxy}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def find(self, scheme: str, host: str, port: int | None) -> str | None:
+        """Return the URL of the proxy for a request to a host; None if it is sent directly.
+
+        Raises:
+            CallError: `UNAVAILABLE` if the environment names a proxy of another kind.
+        """
+        found = self._found.get(scheme) or self._found.get("all")
+        if not found or _is_direct(host.lower(), port, self._found.get("no", "")):
+            return None
+        kind, mark, _ = found.partition("://")
+        proxy = found if mark else f"http://{found}"
+        if not PROXY_ADDRESS.match(proxy):
+            message = f"The proxy of the environment cannot be used: {kind}:// is not supported, only http://"
+            raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False, begun=False)
+        return proxy
+
+
+def _is_direct(host: str, port: int | None, exceptions: str) -> bool:
+    """Return whether NO_PROXY contains a host, a parent domain, a network of its address, or `*`."""
+    for entry in exceptions.lower().split(","):
+        name = entry.strip()
+        if name == "*":
+            return True
+        if "/" in name:
+            with suppress(ValueError):
+                if ip_address(host) in ip_network(name, strict=False):
+                    return True
+        name = name.removeprefix("*").lstrip(".")
+        if name and (name in {host, f"[{host}]", f"{host}:{port}"} or host.endswith(f".{name}")):
+            return True
+    return False
