@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from operations._decoding import decode_json
+from operations._derive import WRITTEN
 from operations._folders import expanded, home_folder, is_path
 from operations._json import (
     MAX_REQUEST_VALUES,
@@ -27,6 +28,7 @@ from operations._json import (
     list_of,
     with_texts,
 )
+from operations._proxies import enforce_proxy
 from operations._text import enforce_lists, names_a_secret, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken, TokenFunction
@@ -136,6 +138,13 @@ class MCPClientConfig:
     allowed_hosts: Collection[str] = ()
     """Hosts (`host`, `host:port` or an origin) that OAuth discovery may reach even at private addresses; others must be
     public."""
+
+    proxy: str | None = field(default=None, repr=False, metadata={WRITTEN: True})
+    """The URL of an HTTP proxy, `http://[user:password@]host:port`. Hosts that only OAuth discovery names are called
+    directly, because a proxy could reach private addresses."""
+
+    trust_env: bool = False
+    """Read proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
 
     server: Any = None
     """An `mcp.server.Server` or `MCPServer` to talk to in this process."""
@@ -250,6 +259,7 @@ class MCPClientConfig:
             raise ValueError(f"transport must be {' or '.join(self._possible())} for this server")
         if self.url is not None and urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError("the url of an MCP server starts with http:// or https://")
+        enforce_proxy(self.proxy)
         for name, value in self.headers.items():
             if any(character in name + value for character in "\r\n\0"):
                 raise ValueError("headers must not contain line breaks or NUL")

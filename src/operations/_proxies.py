@@ -9,11 +9,35 @@ Rule 2: a request to a host that a third party names uses no proxy, because a pr
 import re
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
+from typing import Final
+from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from operations.errors import CallError, ErrorCode
 
-PROXY_ADDRESS = re.compile(r"https?://[^/\s]")
+_ADDRESS = re.compile(r"https?://[^/\s]")
+_LOGIN_REQUIRED = 407
+
+PROXY_LOGIN: Final = "write the user and the password of the proxy into its address"
+"""Advice for status 407."""
+
+
+def enforce_proxy(proxy: str | None) -> None:
+    """Raise `ValueError` unless a proxy has a valid address."""
+    if proxy is not None and not _ADDRESS.match(proxy):
+        raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
+
+
+def shown_proxy(proxy: str) -> str:
+    """Return the name of a proxy for messages: its address without the login."""
+    parts = urlsplit(proxy)
+    return f"the proxy {parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def proxy_status(status: int) -> str:
+    """Return the reason of a proxy that does not open a connection, and what to do."""
+    reason = f"it rejected the connection with HTTP status {status}"
+    return f"{reason}: {PROXY_LOGIN}" if status == _LOGIN_REQUIRED else reason
 
 
 class Proxies:
@@ -33,6 +57,12 @@ class Proxies:
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def find_for(self, url: str) -> str | None:
+        """As `find`, for a URL."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return self.find(parts.scheme, parts.hostname or "", port)
+
     def find(self, scheme: str, host: str, port: int | None) -> str | None:
         """Return the URL of the proxy for a request to a host; None if it is sent directly.
 
@@ -44,7 +74,7 @@ class Proxies:
             return None
         kind, mark, _ = found.partition("://")
         proxy = found if mark else f"http://{found}"
-        if not PROXY_ADDRESS.match(proxy):
+        if not _ADDRESS.match(proxy):
             message = f"The proxy of the environment cannot be used: {kind}:// is not supported, only http://"
             raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False, begun=False)
         return proxy

@@ -26,6 +26,7 @@ from tests.mcp_import.support import (
     serving,
     serving_demo,
 )
+from tests.proxies import running_proxy
 from tests.servers import free_port
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
@@ -79,6 +80,83 @@ async def test_the_transport_of_2024_is_supported() -> None:
                 envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
 
     assert envelope.data == {"result": 3}
+
+
+@pytest.mark.parametrize("from_env", [False, True], ids=["configured", "environment"])
+@pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
+async def test_all_requests_go_through_the_proxy(
+    version: str, from_env: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anyio.fail_after(20):
+        async with running_proxy() as proxy, serving_demo() as url:
+            login = proxy.url.replace("//", "//me:s3cret@")
+            # Only the proxy knows the name.
+            config = MCPClientConfig(
+                url=url.replace("127.0.0.1", "mcp.example.com"),
+                headers={"Host": url.split("/")[2]},
+                version=version,
+                proxy=None if from_env else login,
+                trust_env=from_env,
+            )
+            monkeypatch.setenv("http_proxy", login)
+            async with connect_mcp("demo", config) as client:
+                before = len(proxy.targets)
+                envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert envelope.data == {"result": 3}
+    assert before > 0
+    assert proxy.targets[before:][0] == f"POST {config.url}"
+    assert len(proxy.logins) == len(proxy.targets)
+
+
+async def test_proxies_of_the_environment_are_not_used_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with anyio.fail_after(20):
+        async with running_proxy() as proxy, serving_demo() as url:
+            monkeypatch.setenv("http_proxy", proxy.url)
+            async with connect_mcp("demo", MCPClientConfig(url=url)) as client:
+                await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert proxy.targets == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_cannot_be_reached_is_named(scheme: str) -> None:
+    port = free_port()
+    config = MCPClientConfig(
+        url=f"{scheme}://mcp.example.com/mcp", proxy=f"http://me:s3cret@127.0.0.1:{port}"
+    )
+    with pytest.raises(CallError) as caught:
+        async with connect_mcp("demo", config):
+            pass
+
+    assert f"cannot be reached through the proxy http://127.0.0.1:{port}: " in caught.value.message
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_rejects_requests_is_named(scheme: str) -> None:
+    async with running_proxy(407) as proxy:
+        config = MCPClientConfig(url=f"{scheme}://mcp.example.com/mcp", proxy=proxy.url)
+        with pytest.raises(CallError) as caught:
+            async with connect_mcp("demo", config):
+                pass
+
+    assert "407" in caught.value.message
+    assert "write the user and the password of the proxy into its address" in str(caught.value)
+
+
+async def test_a_lost_proxy_is_named_by_calls() -> None:
+    with anyio.fail_after(20):
+        async with serving_demo() as url:
+            async with running_proxy() as proxy:
+                options: dict[str, Any] = {"proxy": proxy.url, "reconnect_timeout": 0.1}
+                opened = connect_mcp("demo", MCPClientConfig(url=url, **options))
+                client = await opened.__aenter__()
+            with pytest.raises(CallError, match=f"through the proxy {proxy.url}: "):
+                await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+            await opened.__aexit__(None, None, None)
 
 
 async def test_a_message_that_a_server_of_2024_rejects_fails_only_its_call() -> None:

@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving, writing
+from tests.proxies import Proxy, running_proxy
 
 from operations import CallError, ErrorCode, Identity, OperationContext
 from operations._hosts import TrustedHosts
@@ -31,51 +32,10 @@ from operations.openapi.client import ServiceClient
 from operations.openapi.transport import HTTPRequest
 
 
-class Proxy:
-    """An HTTP proxy that forwards requests for any host to this machine, and records them."""
-
-    def __init__(self) -> None:
-        self.targets: list[str] = []
-        self.logins: list[str] = []
-        self.url = ""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        method, target, _ = head.partition("\r\n")[0].split(" ")
-        self.targets.append(f"{method} {target}")
-        for line in head.splitlines():
-            if line.lower().startswith("proxy-authorization:"):
-                self.logins.append(line.partition(":")[2].strip())
-        authority = target if method == "CONNECT" else target.split("/")[2]
-        port = int(authority.rpartition(":")[2])
-        inward, outward = await asyncio.open_connection("127.0.0.1", port)
-        if method == "CONNECT":
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        else:
-            path = "/" + target.split("/", 3)[3]
-            rest = head.partition("\r\n")[2].replace("keep-alive", "close")
-            outward.write(f"{method} {path} HTTP/1.1\r\nConnection: close\r\n{rest}".encode())
-        await asyncio.gather(_pipe(reader, outward), _pipe(inward, writer))
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
-
-
 @pytest.fixture
 async def proxy() -> AsyncGenerator[Proxy]:
-    found = Proxy()
-    server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
-    found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield found
-    server.close()
+    async with running_proxy() as found:
+        yield found
 
 
 async def test_requests_go_through_the_proxy(proxy: Proxy, echo: Echo) -> None:
@@ -135,7 +95,7 @@ async def test_a_proxy_that_is_unavailable_is_named_without_its_login(unused_por
             await registry.execute("api.call", {})
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
-    assert f"the proxy http://127.0.0.1:{unused_port} cannot be reached" in caught.value.message
+    assert f"the proxy http://127.0.0.1:{unused_port} cannot be used: " in caught.value.message
     assert "s3cret" not in str(caught.value.to_wire())
 
 
@@ -152,21 +112,16 @@ async def test_a_proxy_whose_name_is_unknown_is_named(scheme: str) -> None:
 
 @pytest.mark.parametrize(("status", "advice"), [(407, "write the user and"), (502, "status 502")])
 async def test_a_proxy_that_refuses_a_tunnel_is_named(status: int, advice: str) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
-        writer.close()
-
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        config = {"base_url": "https://127.0.0.1:9", "proxy": f"http://me:s3cret@127.0.0.1:{port}"}
+    async with running_proxy(status) as proxy:
+        login = proxy.url.replace("//", "//me:s3cret@")
+        config = {"base_url": "https://127.0.0.1:9", "proxy": login}
         async with imported(document(), retries=0, **config) as registry:
             with pytest.raises(CallError, match=advice) as caught:
                 await registry.execute("api.call", {})
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.begun is False
-    assert f"the proxy http://127.0.0.1:{port} rejected the connection" in caught.value.message
+    assert f"the proxy {proxy.url} cannot be used: it rejected" in caught.value.message
     assert "s3cret" not in str(caught.value.to_wire())
 
 

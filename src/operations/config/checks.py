@@ -368,8 +368,9 @@ def _mcp(server: model.MCPEntry, path: Path, folder: FilePath) -> Found:
         yield (*path, "command"), "is empty. Name a program."
     elif command is not None and " " in command and not os.path.exists(folder / command):  # noqa: PTH110 - never raises
         yield (*path, "command"), "is one program, without its arguments: put those in args."
-    if url is not None:
-        yield from _web_address(url, (*path, "url"))
+    for key in ("url", "proxy"):
+        if isinstance(options.get(key), str):
+            yield from _web_address(options[key], (*path, key))
     yield from _headers(object_of(options.get("headers")), (*path, "headers"))
 
 

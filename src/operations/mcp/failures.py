@@ -35,6 +35,7 @@ from operations._decoding import decode_json
 from operations._folders import is_path
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_list, is_object, object_of
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
+from operations._proxies import PROXY_LOGIN
 from operations._resilience import LogThrottle
 from operations._text import names_a_secret, without_secrets
 from operations.errors import CallError, ErrorCode, timeout_error
@@ -396,6 +397,7 @@ _STATUS_ADVICE = {
     403: _SIGN_IN,
     404: "check the path: it often ends in /mcp, and servers of the 2024 protocol need transport sse",
     405: 'a server of the 2024 protocol needs transport "sse", and often the path /sse',
+    407: PROXY_LOGIN,
 }
 _RUN_BY_HAND = (
     "run the command manually in that folder: it should wait for input without printing anything"

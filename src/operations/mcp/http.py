@@ -30,6 +30,7 @@ from operations._decoding import enforce_bounds
 from operations._hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
+from operations._proxies import Proxies, proxy_status
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL
 from operations.errors import CallError
@@ -44,6 +45,7 @@ from operations.mcp.plain_calls import (
     OpenStream,
     PlainCalls,
     tls_context,
+    unreachable,
 )
 from operations.mcp.repairs import Repairs
 from operations.types import JSONObject
@@ -172,12 +174,14 @@ class _Client(httpx2.AsyncClient):
         self._repairs = Repairs()
         self._report = report
         self.plain: PlainCalls | None = None
+        proxies = Proxies(config.proxy, trust_env=config.trust_env)
+        self._proxy = proxies.find_for(cast("str", config.url))
         read = max(READ_SECONDS, config.timeout or 0)
         super().__init__(
             headers={**config.headers, "accept-encoding": "identity"},
             timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
             auth=_authentication(config),
-            transport=_BoundedTransport(config, self._repairs),
+            transport=_BoundedTransport(config, self._repairs, proxies),
         )
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -224,7 +228,10 @@ class _Client(httpx2.AsyncClient):
                         request=response.request,
                     )
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            return _answer(request, "unreachable", f"cannot be reached: {error}")
+            return _answer(request, "unreachable", unreachable(str(error), self._proxy))
+        except httpx2.ProxyError as error:
+            reason = proxy_status(int(str(error)[:3])) if str(error)[:3].isdigit() else str(error)
+            return _answer(request, "unreachable", unreachable(reason, self._proxy))
         except _Refused as error:
             return _answer(request, "too_large", str(error))
         except JSONLimitError as error:
@@ -294,7 +301,7 @@ def _without_login(url: httpx2.URL) -> str:
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Limits responses. Connects only to public addresses of hosts that the operator did not name."""
 
-    def __init__(self, config: MCPClientConfig, repairs: Repairs) -> None:
+    def __init__(self, config: MCPClientConfig, repairs: Repairs, proxies: Proxies) -> None:
         super().__init__(verify=tls_context())
         self._config = config
         self._repairs = repairs
@@ -303,20 +310,25 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             urls.append(config.auth.issuer)
         named = [_without_login(httpx2.URL(url)) for url in urls]
         self._trusted = TrustedHosts(named, config.allowed_hosts)
+        self._proxies = proxies
+        self._proxied: dict[str, httpx2.AsyncHTTPTransport] = {}
         # Connections are not reused, because they are identified by address, which hosts may share.
         self._public = httpx2.AsyncHTTPTransport(
             verify=tls_context(), limits=httpx2.Limits(max_keepalive_connections=0)
         )
 
     async def aclose(self) -> None:
-        await self._public.aclose()
+        for transport in (self._public, *self._proxied.values()):
+            await transport.aclose()
         await super().aclose()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if origin_of(_without_login(request.url)) in self._trusted:
-            response = await super().handle_async_request(request)
-        else:
+        if origin_of(_without_login(request.url)) not in self._trusted:
             response = await self._public.handle_async_request(await _at_public_address(request))
+        elif (proxy := self._proxies.find_for(str(request.url))) is not None:
+            response = await self._through(proxy).handle_async_request(request)
+        else:
+            response = await super().handle_async_request(request)
         encoding = response.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             await response.aclose()
@@ -327,6 +339,12 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         else:
             response.stream = _BoundedStream(stream, self._config)
         return response
+
+    def _through(self, proxy: str) -> httpx2.AsyncHTTPTransport:
+        """Return the transport for requests that a proxy forwards."""
+        if proxy not in self._proxied:
+            self._proxied[proxy] = httpx2.AsyncHTTPTransport(verify=tls_context(), proxy=proxy)
+        return self._proxied[proxy]
 
 
 async def _at_public_address(request: httpx2.Request) -> httpx2.Request:

@@ -28,6 +28,7 @@ from operations._json import (
     JSONValueError,
 )
 from operations._mcp_config import MCPClientConfig
+from operations._proxies import Proxies, proxy_status, shown_proxy
 from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
 from operations._tasks import start_task
 from operations.front.public_errors import Redactor
@@ -39,6 +40,12 @@ from operations.types import JSONObject
 def tls_context() -> ssl.SSLContext:
     """Return the TLS context that all connections share, because loading certificates is slow and takes a megabyte."""
     return httpx2.create_ssl_context()
+
+
+def unreachable(reason: str, proxy: str | None) -> str:
+    """Return the message for a server that cannot be reached, after its name."""
+    way = "" if proxy is None else f" through {shown_proxy(proxy)}"
+    return f"cannot be reached{way}: {reason}"
 
 
 METHODS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
@@ -130,6 +137,7 @@ class PlainCalls:
             auto_decompress=False,
             response_class=_Response,
         )
+        self._proxies = Proxies(config.proxy, trust_env=config.trust_env)
         self._ids = count(_FIRST_ID)
         self._streams: dict[RequestId, OpenStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -139,6 +147,10 @@ class PlainCalls:
 
         self.session_id: str | None = None
         """The id of the session, from the server's response to the handshake."""
+
+    @property
+    def _proxy(self) -> str | None:
+        return self._proxies.find_for(self.url) if self._proxies else None
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -190,7 +202,11 @@ class PlainCalls:
         try:
             return await self._exchange(request_id, _encode(message), sent)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise sealed("unreachable", f"cannot be reached: {reason_of(error)}") from None
+            raise sealed("unreachable", unreachable(reason_of(error), self._proxy)) from None
+        except aiohttp.ClientHttpProxyError as error:
+            raise sealed(
+                "unreachable", unreachable(proxy_status(error.status), self._proxy)
+            ) from None
         except JSONLimitError as error:
             raise sealed("too_large", f"answered with a message that {error.reason}") from None
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -201,7 +217,7 @@ class PlainCalls:
         self, request_id: int, body: bytes, headers: dict[str, str]
     ) -> JSONObject | OpenStream:
         response = await self._http.post(
-            self.url, data=body, headers=headers, allow_redirects=False
+            self.url, data=body, headers=headers, allow_redirects=False, proxy=self._proxy
         )
         fail_if_closed(response, aiohttp.ClientPayloadError())
         keeps = False

@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
-from operations._proxies import Proxies
+from operations._proxies import Proxies, proxy_status, shown_proxy
 from operations._resilience import (
     IDLE_SECONDS,
     abort_connection,
@@ -374,14 +374,15 @@ def _call_error(error: Exception, request: HTTPRequest, proxy: str | None = None
 def _connect_problem(error: Exception, proxy: str | None) -> str | None:
     """Return why no connection was made, if the reason is the name of the host, its certificate, or the proxy."""
     if proxy is not None:
-        named = f"the proxy {URL(proxy).origin()}"
+        reason: str | None = None
         if isinstance(error, aiohttp.ClientHttpProxyError):
-            problem = f"{named} rejected the connection with HTTP status {error.status}"
-            if error.status == 407:
-                problem += ": write the user and the password of the proxy into its address"
-            return problem
-        if isinstance(error, (aiohttp.ClientProxyConnectionError, aiohttp.ClientConnectorDNSError)):
-            return f"{named} cannot be reached ({reason_of(error)})"
+            reason = proxy_status(error.status)
+        elif isinstance(
+            error, (aiohttp.ClientProxyConnectionError, aiohttp.ClientConnectorDNSError)
+        ):
+            reason = reason_of(error)
+        if reason is not None:
+            return f"{shown_proxy(proxy)} cannot be used: {reason}"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         is_unknown = error.os_error.errno == socket.EAI_NONAME
         return "there is no such host" if is_unknown else reason_of(error)

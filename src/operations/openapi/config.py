@@ -12,7 +12,7 @@ from msgspec import Meta
 from operations._derive import WRITTEN, Builder, KeyFaultError
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
-from operations._proxies import PROXY_ADDRESS
+from operations._proxies import enforce_proxy
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken
@@ -374,8 +374,7 @@ class HTTPServiceConfig:
         if isinstance(self.auth, Mapping):
             auth = HTTPAuth(**Builder().fields(HTTPAuth, self.auth, ("auth",)))
             object.__setattr__(self, "auth", auth)
-        if self.proxy is not None and not PROXY_ADDRESS.match(self.proxy):
-            raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
+        enforce_proxy(self.proxy)
         if self.client_key is not None and self.client_certificate is None:
             raise ValueError("client_key is set without client_certificate")
         self.tls_context(presents_certificate=True)
