@@ -527,13 +527,14 @@ def reason_of(error: OSError) -> str:
     return str(error) if error.errno is None else os.strerror(error.errno)
 
 
-def tls_reason(text: str, authority: str, certificate: str) -> str:
+def tls_reason(text: str, authority: str, certificate: str, plain: str = "") -> str:
     """Return why TLS failed, and what to do.
 
     Args:
         text: The text of OpenSSL.
         authority: The option that names certificate authorities.
         certificate: The option that names the certificate of the client.
+        plain: The scheme of addresses without TLS.
     """
     # Without the number of a line in the source of OpenSSL.
     text = text.partition(" (_ssl.c")[0].rstrip(".")
@@ -541,8 +542,9 @@ def tls_reason(text: str, authority: str, certificate: str) -> str:
         return f"{text}; if its authority is private, set {authority}"
     if "CERTIFICATE_REQUIRED" in text:
         return f"{text}; set {certificate}"
-    is_plain = "WRONG_VERSION_NUMBER" in text or "record layer failure" in text
-    return f"{text}; check that the port uses TLS" if is_plain else text
+    if plain and ("WRONG_VERSION_NUMBER" in text or "record layer failure" in text):
+        return f"{text}; if the port does not use TLS, write {plain}"
+    return text
 
 
 def abort_connection(response: Any) -> None:

@@ -309,8 +309,11 @@ async def test_redis_with_a_certificate_of_the_client(
         client = f"cert_file = '{cert}'\nkey_file = '{key}'"
         async with calling_from_file(tmp_path, settings + client):
             pass
-        with pytest.raises(TransportError):
+        with pytest.raises(TransportError, match="set cert_file and key_file"):
             async with calling_from_file(tmp_path, f"{settings}connect_timeout = 1"):
+                pass
+        with pytest.raises(TransportError, match="if its authority is private, set ca_file"):
+            async with calling_from_file(tmp_path, f"url = '{url}'\nconnect_timeout = 1"):
                 pass
 
 
@@ -429,10 +432,14 @@ async def test_nats_with_a_list_of_urls_certificates_and_logins(
         settings = (
             f"url = 'tls://127.0.0.1:{free_port()},tls://127.0.0.1:{broker.port}'\n"
             "user = 'ann'\npassword = { env = 'ANNS_PASSWORD' }\n"
-            f"ca_file = '{cert}'\ncert_file = '{cert}'\nkey_file = '{key}'"
+            f"ca_file = '{cert}'\n"
         )
-        async with calling_from_file(tmp_path, settings):
+        files = f"cert_file = '{cert}'\nkey_file = '{key}'"
+        async with calling_from_file(tmp_path, settings + files):
             pass
+        with pytest.raises(TransportError, match="set cert_file and key_file"):
+            async with calling_from_file(tmp_path, settings + "connect_timeout = 1"):
+                pass
 
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")

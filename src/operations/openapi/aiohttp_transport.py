@@ -389,5 +389,5 @@ def _connect_problem(error: Exception, proxy: str | None) -> str | None:
     if isinstance(error, aiohttp.ClientSSLError):
         cause = error.__cause__ or error
         text = getattr(cause, "verify_message", "") or str(cause)
-        return f"TLS failed: {tls_reason(text, 'ca_file', 'client_certificate')}"
+        return f"TLS failed: {tls_reason(text, 'ca_file', 'client_certificate', 'http://')}"
     return None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from operations._json import MAX_REQUEST_VALUES
+from operations._resilience import tls_reason
 from operations._text import enforce_lists
 from operations.errors import TransportError
 from operations.types import Count, Seconds
@@ -251,10 +252,16 @@ def refusal(error: Exception) -> str:
     return "it has no free memory (maxmemory)" if "'maxmemory'" in str(error) else str(error)
 
 
-def connect_failure(error: BaseException | None) -> str:
+def connect_failure(
+    error: BaseException | None,
+    authority: str = "ca_file",
+    certificate: str = "cert_file and key_file",
+    plain: str = "",
+) -> str:
     """Return why a connection could not be opened, in the words of the operating system, and what to do.
 
-    Errors of other kinds keep their text. The result is empty if the error has none, as most timeouts.
+    Errors of other kinds keep their text. The result is empty if the error has none, as most timeouts. The other
+    arguments are those of `tls_reason`.
     """
     cause = error
     while cause is not None:
@@ -265,7 +272,23 @@ def connect_failure(error: BaseException | None) -> str:
             if text and cause.errno != 0 and int(numbers[0]):
                 return f"{text[0].lower()}{text[1:]}; start the server, or check the address"
         cause = cause.__cause__ or cause.__context__
-    return str(error or "")
+    return tls_reason(str(error or ""), authority, certificate, plain)
+
+
+_CUT_OFF = re.compile("connection reset|closed by server|protocol error", re.IGNORECASE)
+"""The failures of a connection that Redis does not accept: without TLS, or without a certificate."""
+
+
+def redis_tls_hint(scheme: str, failure: str) -> str:
+    """Return advice for a connection to Redis that failed, if the reason may be TLS."""
+    if scheme == "rediss" and (not failure or "WRONG_VERSION_NUMBER" in failure):
+        return "; if the port does not use TLS, write redis:// instead of rediss://"
+    if scheme == "rediss" and _CUT_OFF.search(failure):
+        # The connection may be lost before the reason arrives.
+        return "; if the server requires a certificate of its clients, set cert_file and key_file"
+    if scheme == "redis" and _CUT_OFF.search(failure):
+        return "; if the port uses TLS, write rediss:// instead of redis://"
+    return ""
 
 
 def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = True) -> None:

@@ -141,6 +141,8 @@ class NatsTarget(BrokerTarget):
             hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             where = f" at {hosts}" if hosts else ""
             reason = failure or f"no response for {config.connect_timeout:g} seconds"
+            if self._nats.requires_certificate and config.cert_file is None and config.tls is None:
+                reason += "; it requires a certificate of its clients: set cert_file and key_file"
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._note_limit()
         self.connected.set()

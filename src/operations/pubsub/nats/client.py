@@ -131,6 +131,9 @@ class ReconnectingClient(Client):
         self.backoff = Backoff()
         self._home = asyncio.get_running_loop()
 
+        self.requires_certificate = False
+        """Whether the last server requires a certificate of its clients."""
+
     def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine in the background until the client is closed."""
         return start_task(self._background, work)
@@ -406,6 +409,7 @@ class ReconnectingClient(Client):
             raise TransportError(reason)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        self.requires_certificate = bool(info.get("tls_verify"))
         # Checked before anything is sent; the library uses TLS only if the server requires it.
         if initial_connection and self._wants_tls():
             if not (info.get("tls_required") or info.get("tls_available")):

@@ -41,6 +41,7 @@ from operations.pubsub.config import (
     RedisConfig,
     connect_failure,
     read_redis_address,
+    redis_tls_hint,
     refusal,
 )
 
@@ -57,9 +58,6 @@ CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
 """Encodes a command. redis-py encodes it in Python, which takes ten times as long."""
-
-_NOT_PLAIN = re.compile("connection reset|closed by server|protocol error", re.IGNORECASE)
-"""The failures of a connection without TLS to a port that uses TLS."""
 
 _MAX_HOPS = 3  # nodes of a cluster that are queried for the owner of a slot
 
@@ -128,11 +126,7 @@ class Connector:
         """Return the message for an attempt to connect that failed."""
         text = connect_failure(error).rstrip(".")
         reason = text or f"no response for {self.timeout:g} seconds"
-        scheme = self._address.url.partition(":")[0]
-        if scheme == "rediss" and (not text or "WRONG_VERSION_NUMBER" in text):
-            reason += "; if the port does not use TLS, write redis:// instead of rediss://"
-        elif scheme == "redis" and _NOT_PLAIN.search(text):
-            reason += "; if the port uses TLS, write rediss:// instead of redis://"
+        reason += redis_tls_hint(self._address.url.partition(":")[0], text)
         return f"Redis cannot be reached at {self._shown}: {reason}"
 
     async def _find(self) -> Any:

@@ -106,7 +106,8 @@ async def connect_websocket(
             # The library quotes the whole address, including its password.
             if not isinstance(error, InvalidURI):
                 shown = without_secrets(url)
-                reason = f"{connect_failure(error)}{_hint(error)}"
+                failure = connect_failure(error, "the variable SSL_CERT_FILE", "ssl", "ws://")
+                reason = f"{failure}{_hint(error)}"
                 raise TransportError(f"{shown} cannot be reached: {reason}") from error
         raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
