@@ -288,6 +288,23 @@ def test_doctor_finds_problems_that_would_stop_a_server(
     assert "CANARY" not in ran.out + ran.err
 
 
+def test_doctor_reports_a_ledger_that_cannot_be_written(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEDGER_KEY", "x" * 32)
+    # Not even root can write these.
+    (folder / "ledger.jsonl").mkdir()
+    (folder / "head").mkdir()
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[ledger]\nkey = { env = 'LEDGER_KEY' }\n")
+        config.write("file = 'ledger.jsonl'\nhead = 'head'\n")
+    findings = {each["what"]: each for each in run("doctor", "--json").json["findings"]}
+
+    for key in ("ledger.file", "ledger.head"):
+        assert findings[key]["state"] == "failed"
+        assert "cannot be written" in findings[key]["words"]
+
+
 @pytest.mark.parametrize(
     ("url", "more", "words"),
     [

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -247,6 +248,28 @@ def test_a_taken_port_is_reported_by_serve(
 
     assert ran.code == 1
     assert "cannot listen on 203.0.113.7:1" in ran.err
+
+
+def test_output_that_cannot_be_written_is_not_an_error_of_the_address(
+    environment: dict[str, str],
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "operations", "serve", "--port", "0"]
+    try:
+        ran = subprocess.run(
+            command,
+            env=environment | KEYS,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+
+    assert ran.returncode == 141
+    assert b"cannot listen" not in ran.stderr
 
 
 @pytest.mark.parametrize(

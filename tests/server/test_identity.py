@@ -419,9 +419,12 @@ async def test_tokens_are_not_wrong_while_the_keys_of_their_issuer_cannot_be_rea
     assert after.status == 200
 
 
-async def test_keys_are_read_only_from_the_configured_address() -> None:
+async def test_keys_are_read_only_from_the_configured_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with issuer(json.dumps(jwks()).encode, "/moved") as client:
         assert (await client.get("/who/secret", headers=bearer(token()))).status == 503
+    assert "cannot fetch the keys of an issuer at http://127.0.0.1:" in caplog.text
 
 
 @pytest.mark.parametrize("pause", [0.0, 60.0], ids=["fetched again", "not fetched again"])

@@ -1,5 +1,6 @@
 """`operations doctor`: check that everything a config needs is available, and recommend fixes."""
 
+import os
 import platform
 import socket
 from collections.abc import Callable, Iterable
@@ -128,7 +129,7 @@ async def _check_all(common: Common, report: Report) -> None:
         if has_secrets:
             report("config", "failed", str(error))
     await _check_brokers(file, report)
-    _check_folders(file, report)
+    _check_ledger(file, report)
     _check_listening(file, report)
     _check_trace(file, report)
 
@@ -194,14 +195,18 @@ def _check_secrets(file: ConfigFile, report: Report) -> bool:
     return is_complete
 
 
-def _check_folders(file: ConfigFile, report: Report) -> None:
-    """Report the keys of the ledger whose files cannot be created. The ledger of a running hub stays untouched."""
+def _check_ledger(file: ConfigFile, report: Report) -> None:
+    """Report the keys of the ledger whose files cannot be written. The ledger of a running hub stays untouched."""
     entry = file.config.ledger
     for key in () if entry is None else ("file", "head"):
-        path = getattr(entry, key)
-        if path is not None and not file.resolve(path).parent.is_dir():
-            words = f"there is no folder {file.resolve(path).parent}"
-            report(f"ledger.{key}", "failed", words)
+        given = getattr(entry, key)
+        if given is None:
+            continue
+        path = file.resolve(given)
+        if not path.parent.is_dir():
+            report(f"ledger.{key}", "failed", f"there is no folder {path.parent}")
+        elif path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            report(f"ledger.{key}", "failed", f"{path} cannot be written")
 
 
 async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool) -> None:

@@ -14,7 +14,7 @@ from operations.hub import serving
 from operations.hub.controls import following
 from operations.hub.hub import Hub
 from operations.hub.journal import writing_logs
-from operations.server.running import GRACE, is_loopback, listen, running_on
+from operations.server.running import GRACE, is_loopback, listen
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
@@ -55,9 +55,8 @@ async def serve(
         config = serving.listen_config(hub.file, host, port)
         entry_points = entry_point or serving.entry_points_of(hub.file)
         app = serving.build_app(hub, entry_points=entry_points, host=config.host)
-        stack.enter_context(serving.listening_errors(config, "serve"))
         listener = None if process is None else process.listener
-        async with running_on(app, config, listener) as url:
+        async with serving.listening(app, config, "serve", listener) as url:
             with shutdown_event() as shutdown:
                 await stack.enter_async_context(following(hub))
                 if process is not None:

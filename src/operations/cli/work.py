@@ -119,14 +119,12 @@ async def _shown(
         yield None
         return
     from operations.hub import serving  # noqa: PLC0415 - needs an extra
-    from operations.server.running import running_on  # noqa: PLC0415 - needs an extra
 
     config = serving.listen_config(hub.file, host, port, entry or WorkEntry())
     async with monitor_group(worker.target, worker.group) as monitor:
         app = serving.build_worker_app(hub, worker, monitor, config.host)
-        with serving.listening_errors(config, "work"):
-            async with running_on(app, config) as url:
-                yield url
+        async with serving.listening(app, config, "work") as url:
+            yield url
 
 
 def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]:

@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -47,7 +47,7 @@ from operations.hub.source import FIRST_PAUSE, LONGEST_PAUSE, limits_of
 from operations.hub.sources import can_sign_in, serves_anonymous
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
-from operations.server.running import InsecureBindError
+from operations.server.running import InsecureBindError, running_on
 from operations.telemetry import group_metrics, worker_metrics
 from operations.types import JSONObject
 
@@ -67,6 +67,21 @@ def listen_config(
     given = {"host": host, "port": port}
     options |= {key: value for key, value in given.items() if value not in (None, "")}
     return ListenConfig(**options)
+
+
+@asynccontextmanager
+async def listening(
+    app: "Starlette", config: ListenConfig, table: str, listener: socket.socket | None = None
+) -> AsyncGenerator[str]:
+    """As `running_on`; explain why a server cannot listen at an address of a table of the file.
+
+    Raises:
+        OperationsError: If it cannot listen.
+    """
+    async with AsyncExitStack() as stack:
+        with listening_errors(config, table):
+            url = await stack.enter_async_context(running_on(app, config, listener))
+        yield url
 
 
 @contextmanager

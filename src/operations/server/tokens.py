@@ -20,6 +20,7 @@ from urllib.request import Request
 from msgspec import structs
 from starlette.requests import HTTPConnection
 
+from operations._text import without_secrets
 from operations.access import Identity
 from operations.caller_tokens import hold_token, read_object
 from operations.errors import MissingExtraError
@@ -208,7 +209,8 @@ class _Published:
             request = Request(address, headers={"Accept": "application/json"})  # noqa: S310 - the operator's address
             self._take(await asyncio.to_thread(read_object, request, _FETCH_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever the issuer sent is not an error of the token
-            logger.warning("cannot fetch the keys of an issuer: %r", error)
+            shown = without_secrets(address)
+            logger.warning("cannot fetch the keys of an issuer at %s: %r", shown, error)
             if isinstance(error, HTTPError):
                 error.close()
             self._is_unreachable = True
