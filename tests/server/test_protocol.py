@@ -718,25 +718,27 @@ async def test_an_application_learns_that_its_client_has_disconnected(pipelined:
             await ended.wait()
 
 
+@pytest.mark.parametrize("is_websocket", [False, True])
 async def test_a_connection_that_is_reset_during_a_large_response_is_not_logged(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, *, is_websocket: bool
 ) -> None:
-    began, reset, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    reset, ended = asyncio.Event(), asyncio.Event()
 
     async def large(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(plain())
-        began.set()
+        await send({"type": "websocket.accept"} if is_websocket else plain())
         await reset.wait()
         for _ in range(20):
-            await send(part(bytes(100_000), more=True))
-        await send(part(b""))
+            content = bytes(100_000)
+            sent = {"type": "websocket.send", "bytes": content}
+            await send(sent if is_websocket else part(content, more=True))
+        if not is_websocket:
+            await send(part(b""))
         ended.set()
 
     with anyio.fail_after(20):
         async with serving(large) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(GET % b"")
-            await began.wait()
+            writer.write(HANDSHAKE % b"" if is_websocket else GET % b"")
             await reader.readuntil(b"\r\n\r\n")
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

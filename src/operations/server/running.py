@@ -90,6 +90,9 @@ else:
 
         async def send(self, message: Any) -> None:
             """Send a message; return when the client has read nearly all of it."""
+            if message["type"] == "websocket.send" and self.transport.is_closing():
+                # asyncio would log every message until it reports the lost connection.
+                return
             await super().send(message)
             await self.writable.wait()
 
