@@ -337,6 +337,39 @@ async def test_a_waiting_call_ends_before_its_deadline_and_at_most_a_thousand_wa
     assert await office.call() == REQUIRED
 
 
+async def test_a_caller_has_a_limited_number_of_requests_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    office, bob = Office(), Identity("bob", ["task"])
+    full = ErrorCode.RESOURCE_EXHAUSTED
+
+    assert [await office.call(id=task) for task in (1, 2, 3)] == [REQUIRED, REQUIRED, full]
+    # Repeated calls, and other callers, are not affected.
+    assert [await office.call(id=1), await office.call(who=bob, id=3)] == [REQUIRED, REQUIRED]
+
+    answer = {"id": (await office.pending())[0]["id"], "approve": True}
+    await office.registry.execute("approvals.answer", answer, OperationContext(identity=BOSS))
+    assert await office.call(id=3) == REQUIRED
+    assert await office.call(id=1) == "deleted"
+
+
+async def test_grants_derived_from_one_grant_share_the_limit_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 1)
+    office, grants = Office(), Grants(KEY)
+    token = grants.create(ALICE, "bot", operations=["*"])
+
+    async def call_as(holder: str, task: int) -> Any:
+        who = await grants.resolve(narrow(token, new_block(holder)))
+        return await office.call(who=who, id=task)
+
+    assert await call_as("one", 1) == REQUIRED
+    assert await call_as("other", 2) == ErrorCode.RESOURCE_EXHAUSTED
+    assert await office.call(id=2) == REQUIRED, "the person"
+
+
 async def test_requests_are_removed_some_time_after_they_have_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,9 @@ MAX_WAITING: Final = 1_000
 _MAX_INPUT = 256 * 1024
 """The largest input that a person can approve, in bytes."""
 
+_MAX_PENDING = 100
+"""The largest number of requests without an answer that one caller, or the holders of one grant, may have."""
+
 _LOOK_SECONDS = 0.5
 """Seconds within which subscribers of the queue notice that the server shuts down."""
 
@@ -138,8 +141,9 @@ class Approvals:
             by_grant: Whether the caller's grant requires the approval: then the caller cannot confirm the call itself.
 
         Raises:
-            CallError: `APPROVAL_REQUIRED` if there is no approval yet; `ACCESS_DENIED` if it was denied; `UNAVAILABLE`
-                if the store does not work.
+            CallError: `APPROVAL_REQUIRED` if there is no approval yet; `ACCESS_DENIED` if it was denied;
+                `RESOURCE_EXHAUSTED` if too many requests of the caller have no answer; `UNAVAILABLE` if the store does
+                not work.
         """
         ends = monotonic() + rule.hold
         if context.deadline is not None and context.limit is None:
@@ -183,17 +187,29 @@ class Approvals:
 
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; create one if there is none or the last one has ended."""
-        is_new = False
+        is_new, key = False, _key(asked.id)
+        held = await self._store.get(key)
+        if held is None or _decode(held).has_ended:
+            await self._enforce_room(asked)
 
         def update(held: bytes | None) -> bytes:
             nonlocal is_new
             is_new = held is None or _decode(held).has_ended
             return msgspec.json.encode(_begun(asked)) if held is None or is_new else held
 
-        record = _decode(await self._store.change(_key(asked.id), update))
+        record = _decode(await self._store.change(key, update))
         if is_new:
             await self._store.announce()
         return record
+
+    async def _enforce_room(self, asked: Approval) -> None:
+        """Raise if too many requests of the same caller have no answer: people could not find the other requests."""
+        records = map(_decode, (await self._store.items("approval")).values())
+        mine = (each for each in records if _owner(each) == _owner(asked))
+        waiting = sum(each.state == "pending" and not each.has_ended for each in mine)
+        if waiting >= _MAX_PENDING:
+            message = f"{waiting} calls of this caller wait for approval: repeat this one when they have an answer"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
 
     async def _replace(self, record: Approval, state: str, **fields: Any) -> Approval | None:
         """Change the state of a record and return it; None if its state has changed or it has ended."""
@@ -318,6 +334,11 @@ def _begun(asked: Approval) -> Approval:
 
 def _key(approval_id: str) -> str:
     return f"approval.{approval_id.partition('-')[0]}"
+
+
+def _owner(record: Approval) -> object:
+    """Return the caller of a request and the first block of its grant, from which holders can derive others."""
+    return record.caller, record.is_operator, record.grants[:1]
 
 
 def _refused(record: Approval, what: str) -> CallError:
