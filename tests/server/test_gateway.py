@@ -93,6 +93,7 @@ async def test_a_request_that_does_not_match_is_reported_with_its_path() -> None
     [
         ("/search?q=x", "q is not a known parameter. Known here: query, limit, namespace, tags"),
         ("/search?querry=x", 'querry is not a known parameter. Did you mean "query"?'),
+        ("/search?q=x&w=1&v=2&u=3&p=4&r=5", "q is not a known parameter. Known here: query"),
     ],
 )
 async def test_an_unknown_parameter_is_reported_with_those_that_exist(

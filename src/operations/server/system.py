@@ -104,7 +104,7 @@ async def _read(
     is_query = state.scope["method"] != "POST"
     asked = _query(state, many, as_json) if is_query else await state.read_json()
     known = kind.__struct_fields__
-    for name in object_of(asked).keys() - set(known):
+    for name in (name for name in object_of(asked) if name not in known):
         advice = suggestion(name, known) or f" Known here: {', '.join(known)}."
         raise _invalid(f"{printable(name)} is not a known parameter.{advice}", f"/{name}")
     try:
