@@ -9,6 +9,7 @@ Rule 3: a caller cannot answer its own request, and neither can a grant that sha
         caller's grant.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
@@ -19,7 +20,6 @@ from time import monotonic, time
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from anyio import move_on_after
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -280,8 +280,9 @@ class Approvals:
 
 
 async def _wait_at_most(seconds: float, changed: Signal) -> None:
-    with move_on_after(seconds):
-        await changed.wait()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await changed.wait()
 
 
 async def _ask(record: Approval, context: OperationContext) -> object:
