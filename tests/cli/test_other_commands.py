@@ -264,6 +264,16 @@ def test_doctor_finds_missing_parts(
     assert states["ledger.key"] == states["broker main"] == "failed"
 
 
+def test_doctor_prints_each_line_of_a_problem(run: Run, folder: Path) -> None:
+    (folder / "operations.toml").write_text("[mcp.far]\nurl = 'http://127.0.0.1:9/mcp'\n")
+
+    lines = run("doctor").out.splitlines()
+
+    (place,) = [number for number, line in enumerate(lines) if "mcp:far" in line]
+    assert lines[place].startswith("failed")
+    assert lines[place + 1].split() == ["address:", "http://127.0.0.1:9/mcp"]
+
+
 @pytest.mark.parametrize(
     "access",
     [

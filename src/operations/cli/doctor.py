@@ -98,7 +98,10 @@ async def doctor(
     def report(what: str, state: State, words: str) -> None:
         findings.append({"what": what, "state": state, "words": words})
         if not screen.json:
-            screen.line((f"{state:8}", _STYLES[state]), (f"{what:24}", "bold"), (f" {words}", ""))
+            first, *more = words.splitlines() or [""]
+            screen.line((f"{state:8}", _STYLES[state]), (f"{what:24}", "bold"), (f" {first}", ""))
+            for line in more:
+                screen.line((f"{'':32} {line}", ""))
 
     if document is None:
         await _check_all(common, report)
