@@ -120,7 +120,10 @@ async def test_a_connection_cannot_be_used_on_another_event_loop() -> None:
                     await asyncio.to_thread(asyncio.run, use)
 
 
-async def test_messages_of_one_moment_arrive_at_a_server_with_a_low_limit() -> None:
+@pytest.mark.parametrize(("server_limit", "client_limit"), [(2000, 1_000_000), (1_000_000, 2000)])
+async def test_messages_of_one_moment_arrive_if_one_end_has_a_low_limit(
+    server_limit: int, client_limit: int
+) -> None:
     arrived: list[bytes] = []
     complete = asyncio.Event()
 
@@ -134,9 +137,9 @@ async def test_messages_of_one_moment_arrive_at_a_server_with_a_low_limit() -> N
         await target.listen((target.mailbox(),), Counting())
         await target.wait_closed()
 
-    async with serve_websocket(read, max_received=2000) as server:
+    async with serve_websocket(read, max_received=server_limit) as server:
         port = server.sockets[0].getsockname()[1]
-        async with connect_websocket(f"ws://127.0.0.1:{port}") as target:
+        async with connect_websocket(f"ws://127.0.0.1:{port}", max_bytes=client_limit) as target:
             await asyncio.gather(*(target.send("peer", SMALL) for _ in range(16)))
             with anyio.fail_after(20):
                 await complete.wait()
@@ -208,6 +211,35 @@ async def test_messages_that_were_sent_arrive_before_the_connection_is_closed() 
         with anyio.fail_after(20):
             await closing
             assert await counting >= sent
+
+
+async def test_a_message_whose_sender_stopped_waiting_for_space_is_not_stored() -> None:
+    abandoned = json.dumps({"type": "call.responded", "payload": "abandoned"}).encode()
+
+    async with reader(close_timeout=20) as (target, peer):
+        filling = asyncio.create_task(target.send("peer", LARGE))
+        await asyncio.sleep(0)
+        sending = [asyncio.create_task(target.send("peer", abandoned)) for _ in range(100)]
+        await asyncio.sleep(0)
+        for each in sending:
+            each.cancel()
+        await asyncio.wait(sending)
+        last = asyncio.create_task(target.send("peer", SMALL))
+        await asyncio.sleep(0)
+        peer.transport.resume_reading()
+        with anyio.fail_after(20):
+            assert [await peer.recv(decode=False), await peer.recv(decode=False)] == [LARGE, SMALL]
+            await asyncio.gather(filling, last)
+
+
+async def test_a_message_to_a_peer_that_closes_fails_with_the_reason() -> None:
+    async with reader() as (target, peer):
+        closing = asyncio.create_task(peer.close(1001, "maintenance"))
+        with anyio.fail_after(20), pytest.raises(TransportError, match="maintenance"):
+            while True:
+                await target.send("peer", SMALL)
+                await asyncio.sleep(0)
+        await closing
 
 
 @pytest.mark.requirement("R33", "F8")

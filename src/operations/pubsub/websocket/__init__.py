@@ -176,7 +176,8 @@ class _ClientTarget(WebSocketTarget):
         announced = connection.response.headers.get_all(ANNOUNCED)
         limits = [int(each) for each in announced if _LIMIT.fullmatch(each)]
         self.max_bytes = min([self._own_limit, *limits])
-        link = LibrarySocket(connection, BATCHES in connection.response.headers)
+        both = connection.request.headers, connection.response.headers
+        link = LibrarySocket(connection, all(BATCHES in each for each in both))
         self.connected(link)
         return link
 
@@ -331,7 +332,7 @@ async def serve_websocket(
 
     def announce(connection: ServerConnection, request: Request, response: Response) -> None:
         response.headers[ANNOUNCED] = str(max_received)
-        if accepts_batches:
+        if accepts_batches and BATCHES in request.headers:
             response.headers[BATCHES] = "1"
 
     async def handle(connection: ServerConnection) -> None:

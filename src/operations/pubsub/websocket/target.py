@@ -119,6 +119,7 @@ class LibrarySocket:
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._room = asyncio.Event()
+        self._room.set()
         self._sending: asyncio.Task[None] | None = None
         self._failure = ""
         self._loop = asyncio.get_running_loop()
@@ -127,16 +128,20 @@ class LibrarySocket:
     async def send(self, text: bytes) -> None:
         """Send a message, together with other messages of this iteration of the event loop.
 
-        Waits while much is unsent, so that a large message counts as sent when the peer has read nearly all of it.
+        Waits while much is unsent. A large message counts as sent when the peer has read nearly all of it.
         """
+        while not self._room.is_set():
+            await self._room.wait()
         self._unsent.append(text)
         self._unsent_bytes += len(text)
-        if self._sending is None:
-            self._sending = asyncio.Task(self._send_all())
+        sending = self._sending = self._sending or asyncio.Task(self._send_all())
         if self._unsent_bytes > _MAX_UNSENT:
             self._room.clear()
+        if len(text) > _MAX_UNSENT:
             await self._room.wait()
         if self._connection.state is not State.OPEN:
+            # It fails with the reason when the connection is closed.
+            await asyncio.wait({sending})
             raise EOFError(self._failure or "the peer did not read the whole message")
 
     async def _send_all(self) -> None:
@@ -151,6 +156,8 @@ class LibrarySocket:
             self._failure = self._failure or str(error)
         finally:
             self._sending = None
+            self._unsent.clear()
+            self._unsent_bytes = 0
             self._room.set()
 
     def _next_texts(self) -> list[bytes]:
