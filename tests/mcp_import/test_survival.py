@@ -88,6 +88,56 @@ async def test_the_log_of_a_server_that_does_not_read_cancellations_is_short(
     assert lines == ["raw does not read its input: it may continue a cancelled call"]
 
 
+_STOPS_READING = """
+import json, pathlib, sys, time
+
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+for line in sys.stdin:
+    message = json.loads(line)
+    method, number = message.get("method"), message.get("id")
+    if method == "initialize":
+        info = {"name": "x", "version": "1"}
+        capabilities = {"tools": {"listChanged": True}}
+        result = {"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": info}
+        send(id=number, result=result)
+    elif method == "tools/list":
+        send(id=number, result={"tools": [{"name": "call", "inputSchema": {"type": "object"}}]})
+    elif method == "tools/call":
+        send(method="notifications/tools/list_changed")
+        sys.stdin.readline()
+        pathlib.Path(sys.argv[1]).touch()
+        time.sleep(60)
+"""
+
+
+async def test_a_server_that_does_not_read_is_closed_at_once_while_it_is_listed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = tmp_path / "asked"
+    config = MCPClientConfig(
+        command=sys.executable,
+        args=["-c", _STOPS_READING, str(asked)],
+        version="2025-11-25",
+        shutdown_timeout=0.5,
+    )
+    with anyio.fail_after(20):
+        async with connect_mcp("x", config) as client:
+            registry = OperationRegistry(client)
+            calls = [asyncio.create_task(registry.execute("x.call", {}))]
+            await eventually(asked.exists)
+            # More than fits into the pipe.
+            calls += [
+                asyncio.create_task(registry.execute("x.call", {"more": "x" * 40_000}))
+                for _ in range(5)
+            ]
+            await asyncio.sleep(0.2)
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 @pytest.mark.parametrize("code", [0, 3])
 async def test_a_server_that_exits_while_its_child_holds_the_pipes_is_started_again(
     code: int,

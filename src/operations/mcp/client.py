@@ -188,9 +188,13 @@ class MCPClient:
 
         Takes at most a few seconds more than `shutdown_timeout`, and is not interrupted by a cancel scope.
         """
-        await cancel_tasks(self._follower, self._listener)
         # All at once, because each may take seconds if the server does not respond.
-        await asyncio.gather(self._connection.aclose(), self._own.aclose(), self._watches.aclose())
+        await asyncio.gather(
+            cancel_tasks(self._follower, self._listener),
+            self._connection.aclose(),
+            self._own.aclose(),
+            self._watches.aclose(),
+        )
         # Another listener may have started while the connection closed.
         await cancel_tasks(self._listener)
 
