@@ -105,14 +105,14 @@ async def test_a_hanging_handler_fails_only_its_call_even_if_it_ignores_cancella
 # ------------------------------------------------------------ 2026-07-28
 
 
-def asking_server(description: list[str] | None = None) -> Server[Any]:
+def asking_server(
+    description: list[str] | None = None, name: str = "greet", **handlers: Any
+) -> Server[Any]:
     """A server whose tool `greet` asks for a name first."""
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         schema = {"type": "object", "properties": {"mark": {"type": "string"}}}
-        tool = types.Tool(
-            name="greet", input_schema=schema, description=" ".join(description or [])
-        )
+        tool = types.Tool(name=name, input_schema=schema, description=" ".join(description or []))
         return types.ListToolsResult(tools=[tool])
 
     async def call_tool(
@@ -132,7 +132,8 @@ def asking_server(description: list[str] | None = None) -> Server[Any]:
         text = f"Hello {(answer.content or {}).get('name')} {(params.arguments or {}).get('mark')}"
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
 
-    return Server("asking", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+    handlers |= {"on_list_tools": list_tools, "on_call_tool": call_tool}
+    return Server("asking", version="1", **handlers)
 
 
 ANSWER = {"action": "accept", "content": {"name": "Ada"}}
@@ -233,6 +234,26 @@ async def test_continuing_requires_the_access_of_the_tool() -> None:
 
     assert caught.value.code == ErrorCode.ACCESS_DENIED
     assert greeting.data[0]["text"].startswith("Hello Ada")
+
+
+@pytest.mark.requirement("R07")
+async def test_continuing_requires_the_access_of_the_tool_and_not_of_a_prompt() -> None:
+    async def list_prompts(context: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[types.Prompt(name="greet")])
+
+    def rule(spec: OperationSpec) -> AccessControl:
+        return AccessControl(["greet"] if "tool" in spec.meta else [])
+
+    server = asking_server(name="prompts/greet", on_list_prompts=list_prompts)
+    async with connect_mcp("asking", MCPClientConfig(server=server, access=rule)) as client:
+        registry = OperationRegistry(client)
+        allowed = OperationContext(identity=Identity("ann", ["greet"]))
+        await registry.execute("asking.prompts_greet", {}, allowed)
+
+        with pytest.raises(CallError) as caught:
+            await registry.execute("asking.tools.resume", {"name": "prompts/greet"})
+
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
 
 
 @pytest.mark.requirement("R24")

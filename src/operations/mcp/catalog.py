@@ -307,7 +307,7 @@ class ServerCatalog:
         self.pins = Pins(config.pin, dict(config.pins), config.target)
         self._listing = Listing()
         self._ids: dict[str, str] = {}
-        """The operation ids by pin key."""
+        """The operation ids of the tools by name."""
 
         self._has_asked = False
 
@@ -353,18 +353,18 @@ class ServerCatalog:
         if self._has_asked:
             built.append(("", tools.build_resume(self._source, self._find)))
         for key, operation in built:
-            spec = operation.spec
+            spec, tool = operation.spec, operation.spec.meta.get("tool")
             if spec.id in found:
-                label = spec.meta.get("tool", spec.name)
-                skipped[ascii(label)[1:-1]] = f"its id {spec.id} is taken"
+                skipped[ascii(tool or spec.name)[1:-1]] = f"its id {spec.id} is taken"
                 continue
-            self._ids[key] = spec.id
+            if tool is not None:
+                self._ids[tool] = spec.id
             if key in self.pins.waiting:
                 known = self.operations.get(spec.id)
                 found[spec.id] = tools.quarantine(spec, known, self._server)
                 continue
             found[spec.id] = operation
-            if "tool" in spec.meta and hides_something(spec.description):
+            if tool is not None and hides_something(spec.description):
                 logger.warning("the description of %s contains invisible characters", spec.id)
         instructions = self._listing.instructions
         if instructions and INSTRUCTIONS not in self.pins.waiting:
@@ -398,7 +398,7 @@ class ServerCatalog:
                 yield name, tools.build_tool(spec, name, self._source, self._asked)
 
     def _find(self, name: str) -> Operation | None:
-        return self.operations.get(self._ids.get(name, "")) if name in self.tools else None
+        return self.operations.get(self._ids.get(name, ""))
 
     def _asked(self) -> str:
         """Add the operation that accepts answers, because a tool has asked its caller a question."""
