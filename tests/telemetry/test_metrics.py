@@ -170,14 +170,17 @@ async def test_the_codes_of_an_operation_are_bounded(registry: OperationRegistry
 
     @registry.operation("test.fail")
     async def fail(code: str) -> None:
-        raise CallError(code, "x")
+        if code:
+            raise CallError(code, "x")
 
     for number in [*range(2 * MAX_CODES), 0]:
         with pytest.raises(CallError):
             await registry.execute("test.fail", {"code": f"CODE_{number}"})
+    await registry.execute("test.fail", {"code": ""})
 
     codes = counters.of("test.fail").codes
-    assert len(codes) == MAX_CODES + 1
+    assert len(codes) == MAX_CODES + 2
+    assert codes[""] == 1
     assert codes["CODE_0"] == 2
     assert codes[UNKNOWN] == MAX_CODES
     stop()

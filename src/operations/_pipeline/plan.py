@@ -252,7 +252,7 @@ class CallSeries:
     def finish(self, code: str | None, seconds: float | None) -> None:
         """Count the end of a call; its duration is None if it was not timed."""
         name = code or ""
-        if name not in self.codes and len(self.codes) >= MAX_CODES:
+        if name and name not in self.codes and len(self.codes) >= MAX_CODES:
             name = UNKNOWN
         self.codes[name] = self.codes.get(name, 0) + 1
         if seconds is not None:
