@@ -47,15 +47,16 @@ class Proxies:
         proxy: The URL of the proxy for all requests.
         trust_env: Whether to use the proxies of the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)
             if `proxy` is None.
+
+    Attributes:
+        is_used: Whether any request may use a proxy.
     """
 
     def __init__(self, proxy: str | None, *, trust_env: bool) -> None:
         self._found = getproxies() if trust_env and proxy is None else {}
         if proxy is not None:
             self._found = {"all": proxy}
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
+        self.is_used = bool(self._found)
 
     def find_for(self, url: str) -> str | None:
         """As `find`, for a URL."""

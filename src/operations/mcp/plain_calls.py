@@ -150,7 +150,7 @@ class PlainCalls:
 
     @property
     def _proxy(self) -> str | None:
-        return self._proxies.find_for(self.url) if self._proxies else None
+        return self._proxies.find_for(self.url) if self._proxies.is_used else None
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -131,7 +131,7 @@ class AiohttpTransport:
         Raises:
             CallError: If the proxy of the environment cannot be used.
         """
-        if request.public_only or not self._proxies:
+        if request.public_only or not self._proxies.is_used:
             return None
         return self._proxies.find(url.scheme, url.raw_host or "", url.port)
 

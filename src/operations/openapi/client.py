@@ -11,7 +11,6 @@ Rule 4: a host that only a document names must be public. A host that does not r
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from functools import lru_cache
 from time import monotonic, time
 from typing import Any, TypeAlias
 
@@ -67,6 +66,7 @@ from operations.openapi.transport import (
 )
 from operations.types import JSONObject
 
+_MAX_ORIGINS = 1000
 _UNREADABLE = frozenset({ErrorCode.EXECUTION_ERROR, ErrorCode.RESOURCE_EXHAUSTED})
 """The errors for a body that arrived but cannot be read."""
 
@@ -79,9 +79,6 @@ _MAX_TOKEN_BYTES = 1 << 20
 _ACCEPT = {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"}
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _NO_SCHEMES: JSONObject = {}
-
-_address_origin = lru_cache(maxsize=1024)(origin_of)
-"""Returns the origin of a service's address; cached, because a service has few addresses."""
 
 
 class _Call(msgspec.Struct):
@@ -153,6 +150,7 @@ class ServiceClient:
         self._trusted = trusted
         self._transport: HTTPTransport | None = config.transport
         self._is_owner = config.transport is None
+        self._origins: dict[str, tuple[Origin, bool]] = {}
         self._breakers: dict[Origin, CircuitBreaker] = {}
 
     async def aclose(self) -> None:
@@ -176,17 +174,24 @@ class ServiceClient:
             CallError: `ACCESS_DENIED` if only a third party names the host and it is not public; `EXECUTION_ERROR` if
                 `url` is not valid.
         """
-        try:
-            origin = _address_origin(url)
-        except ValueError as error:
-            raise CallError(
-                ErrorCode.EXECUTION_ERROR,
-                f"There is no address to send this to ({error}): set base_url.",
-            ) from None
-        is_trusted = is_named or origin in self._trusted
-        if not is_trusted:
-            enforce_public(origin.host)
-        return origin, is_trusted
+        known = self._origins.get(url)
+        if known is None:
+            try:
+                origin = origin_of(url)
+            except ValueError as error:
+                raise CallError(
+                    ErrorCode.EXECUTION_ERROR,
+                    f"There is no address to send this to ({error}): set base_url.",
+                ) from None
+            known = (origin, origin in self._trusted)
+            if len(self._origins) > _MAX_ORIGINS:
+                self._origins.clear()
+            self._origins[url] = known
+        if is_named:
+            return known[0], True
+        if not known[1]:
+            enforce_public(known[0].host)
+        return known
 
     async def send(
         self, request: HTTPRequest, origin: Origin, call: _Call | None = None, *, repeats: bool
@@ -238,9 +243,12 @@ class ServiceClient:
             self.bulkhead.leave()
 
     def _breaker(self, origin: Origin) -> CircuitBreaker:
-        if origin not in self._breakers:
-            self._breakers[origin] = CircuitBreaker(str(origin))
-        return self._breakers[origin]
+        breaker = self._breakers.get(origin)
+        if breaker is None:
+            if len(self._breakers) > _MAX_ORIGINS:
+                self._breakers.clear()
+            breaker = self._breakers[origin] = CircuitBreaker(str(origin))
+        return breaker
 
     @property
     def transport(self) -> HTTPTransport:

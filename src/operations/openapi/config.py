@@ -168,6 +168,9 @@ class OperationOutline:
     tags: tuple[str, ...]
     deprecated: bool
 
+    def __post_init__(self) -> None:
+        enforce_lists(tags=self.tags)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:

@@ -298,6 +298,8 @@ def _matrix(parameter: Parameter, value: Any, encode: Encode) -> str:
 
 def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
     """Join items or members with `mark`; an exploded member is `k=v`, otherwise two items."""
+    if type(value) in SCALARS:
+        return encode(text_of_value(value))
     if is_list(value):
         return mark.join([encode(text_of_value(item)) for item in value])
     if is_object(value):

@@ -111,6 +111,7 @@ class BodyPlan:
             for m in self._media
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
+        self._is_json = len(self._media) == 1 and media.is_utf8_json(self._media[0].media_type)
         self._checks: dict[str, Schema] = {}
 
     def _reserved(self, wanted: str) -> str:
@@ -164,6 +165,8 @@ class BodyPlan:
             value = self._with_stream(value, chosen)
         if wanted is not None and fnmatchcase(wanted.lower(), chosen.media_type.lower()):
             chosen = msgspec.structs.replace(chosen, media_type=wanted)
+        if self._is_json:
+            return Payload(msgspec.json.encode(value), chosen.media_type)
         return write_body(
             chosen,
             value,

@@ -1,6 +1,10 @@
-"""Classify media types."""
+"""Classify media types.
+
+Every call needs the same few media types, so the results are cached.
+"""
 
 import re
+from functools import lru_cache
 
 EVENT_STREAM = "text/event-stream"
 
@@ -51,53 +55,63 @@ def without_charset(media_type: str) -> str:
     return ";".join([kind, *others])
 
 
+@lru_cache
 def is_json(media_type: str) -> bool:
     """Return whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
     kind = essence(media_type)
     return kind in {"application/json", "text/json"} or kind.endswith("+json")
 
 
+@lru_cache
 def says_nothing(media_type: str) -> bool:
     """Return whether it does not describe the content: absent, malformed, or a type for arbitrary bytes."""
     kind = essence(media_type)
     return "/" not in kind or kind in {"application/octet-stream", "binary/octet-stream"}
 
 
+@lru_cache
 def is_sequence(media_type: str) -> bool:
     """Return whether it is a sequence of JSON values."""
     return _SEQUENCE.fullmatch(essence(media_type)) is not None
 
 
+@lru_cache
 def is_stream(media_type: str) -> bool:
     """Return whether it is a sequence of items, such as server-sent events or JSON Lines."""
     return essence(media_type) == EVENT_STREAM or is_sequence(media_type)
 
 
+@lru_cache
 def is_text(media_type: str) -> bool:
     """Return whether its content is text other than JSON."""
     return _TEXTUAL.fullmatch(essence(media_type)) is not None
 
 
+@lru_cache
 def is_binary(media_type: str) -> bool:
     """Return whether its content is neither text nor JSON; a range of types is, an absent type is not."""
     return "/" in media_type and not is_json(media_type) and not is_text(media_type)
 
 
+@lru_cache
 def is_xml(media_type: str) -> bool:
     """Return whether it is XML."""
     return essence(media_type).endswith(("/xml", "+xml"))
 
 
+@lru_cache
 def is_form(media_type: str) -> bool:
     """Return whether it is a URL-encoded form."""
     return essence(media_type) == "application/x-www-form-urlencoded"
 
 
+@lru_cache
 def is_multipart(media_type: str) -> bool:
     """Return whether it is multipart."""
     return essence(media_type).startswith("multipart/")
 
 
+@lru_cache
 def is_range(media_type: str) -> bool:
     """Return whether it is a range of types (`image/*`)."""
     return "*" in essence(media_type)
@@ -108,21 +122,31 @@ def concrete(media_type: str, default: str) -> str:
     return default if is_range(media_type) else media_type
 
 
+@lru_cache
 def is_plain_json(media_type: str) -> bool:
     """Return whether it is plain JSON, without a more specific subtype."""
     return essence(media_type) in {"application/json", "text/json"}
 
 
+def is_utf8_json(media_type: str) -> bool:
+    """Return whether it is one type of JSON, in UTF-8."""
+    is_utf8 = parameter_of(media_type, "charset").lower() in {"", "utf-8"}
+    return is_utf8 and is_json(media_type) and not is_range(media_type)
+
+
+@lru_cache
 def is_json_patch(media_type: str) -> bool:
     """Return whether it is a JSON Patch (RFC 6902)."""
     return essence(media_type) == "application/json-patch+json"
 
 
+@lru_cache
 def is_yaml(media_type: str) -> bool:
     """Return whether it is YAML."""
     return _YAML.fullmatch(essence(media_type)) is not None
 
 
+@lru_cache
 def intended(media_type: str) -> str:
     """Return the intended media type for a misspelled one; others unchanged."""
     kind = essence(media_type)
