@@ -11,6 +11,7 @@ from mcp import Client, MCPError
 from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp_types import (
     CreateMessageResult,
+    CreateMessageResultWithTools,
     ElicitResult,
     ErrorData,
     ListRootsResult,
@@ -119,6 +120,18 @@ async def test_malformed_completion_requests_are_not_sent() -> None:
         result = await client.call_tool("ask__nonsense", {})
 
     assert error_of(result)["code"] == "VALIDATION_ERROR"
+
+
+async def test_a_completion_without_tools_has_one_block() -> None:
+    async def several(context: Any, params: Any) -> CreateMessageResultWithTools:
+        block = TextContent(type="text", text="hello")
+        return CreateMessageResultWithTools(role="assistant", content=[block, block], model="m")
+
+    async with Client(to_mcp(asking()), mode="legacy", sampling_callback=several) as client:
+        result = await client.call_tool("ask__model", {})
+
+    assert error_of(result)["code"] == "UNAVAILABLE"
+    assert error_of(result)["message"] == "the caller's answer does not match the protocol"
 
 
 @BOTH

@@ -27,7 +27,7 @@ from mcp import MCPError
 from mcp.server.connection import Connection
 from mcp.shared.dispatcher import DispatchContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from operations._json import object_of
@@ -352,6 +352,8 @@ _QUESTIONS: Final[dict[str, tuple[type[BaseModel], str]]] = {
     ROOTS: (types.ListRootsRequest, "list its roots"),
 }
 
+_SINGLE: Final[TypeAdapter[Any]] = TypeAdapter(types.CreateMessageResult)
+
 
 async def _ask(
     outbound: DispatchContext[Any], method: str, params: JSONObject, _name: str | None = None
@@ -371,7 +373,10 @@ async def _ask(
     sent = question.model_dump(by_alias=True, mode="json", exclude_none=True).get("params")
     try:
         received = await outbound.send_raw_request(method, sent)
-        answer = RESULTS[method].validate_python(received, by_name=False)
+        # Without tools, a completion is a single block.
+        is_single = method == SAMPLE and "tools" not in (sent or {})
+        result = _SINGLE if is_single else RESULTS[method]
+        answer = result.validate_python(received, by_name=False)
     except MCPError as error:
         details = {"code": error.code, "message": error.message}
         message = f"the caller did not {what}"
