@@ -95,6 +95,26 @@ def test_items_stay_whole_if_they_fit() -> None:
     assert pages[-1] == ("", {"note": "last"})
 
 
+def test_a_long_text_is_not_copied_for_each_page() -> None:
+    text = "x" * 40_000_000
+
+    before = time.process_time()
+    pages = sum(1 for _ in split({"text": text}, 8_192))
+
+    assert pages > 4_000
+    assert time.process_time() - before < 4
+
+
+def test_a_long_name_is_not_copied_for_each_item() -> None:
+    value = {"k" * 1_000_000: [{"kept": "whole"}] * 100_000}
+
+    before = time.process_time()
+    pages = list(split(value, 2_500_000))
+
+    assert len(pages) == 2
+    assert time.process_time() - before < 4
+
+
 def build(**tools: Any) -> OperationRegistry:
     registry = OperationRegistry()
     configure_tools(registry, {"shop.*": ToolConfig(max_bytes=1_000, **tools)})

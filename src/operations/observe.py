@@ -376,8 +376,10 @@ def spans(records: Iterable[CallRecord]) -> list[Span]:
     for span in by_id.values():
         nested[span.record.parent_request_id].append(span)
     roots: list[Span] = []
-    while by_id:
-        root, passed = next(iter(by_id.values())), set[str | None]()
+    for span in list(by_id.values()):
+        if span.record.request_id not in by_id:
+            continue
+        root, passed = span, set[str | None]()
         while (parent_id := root.record.parent_request_id) in by_id and parent_id not in passed:
             passed.add(parent_id)
             root = by_id[parent_id]
@@ -385,8 +387,8 @@ def spans(records: Iterable[CallRecord]) -> list[Span]:
         waiting = deque([(root, root, 1)])
         while waiting:
             # The calls of the last level go to the same place as the call itself.
-            span, place, level = waiting.popleft()
-            for call in nested[span.record.request_id]:
+            above, place, level = waiting.popleft()
+            for call in nested[above.record.request_id]:
                 if by_id.pop(call.record.request_id, None) is not None:
                     place.calls.append(call)
                     waiting.append((call, call if level + 1 < _MAX_LEVELS else place, level + 1))

@@ -248,10 +248,9 @@ class _Splitter:
 
     def split(self, value: Any, path: str, part: Any = None) -> Iterator[tuple[str, Any]]:
         """Yield the pages that a value fills; `part` is its beginning in the current page, which is still empty."""
-        while isinstance(value, str) and value:
-            piece = _beginning(value, self._room_at(path))
-            yield path, piece
-            value = value[len(piece) :]
+        if isinstance(value, str):
+            yield from self._split_text(value, path)
+            return
         items: Any = value.items() if is_object(value) else enumerate(list_of(value))
         for key, item in items:
             if self._page is None:
@@ -264,22 +263,29 @@ class _Splitter:
                 yield self._end()
                 part = self._begin(path, value)
                 size = label + size_of(item, self._whole)
-            below, is_whole = path + pointer(key), size <= self._room or not item
+            is_whole = size <= self._room or not item
             if is_whole or not (isinstance(item, str) or is_object(item) or is_list(item)):
                 _add(part, key, item)
                 self._room -= size
             elif isinstance(item, str):
-                beginning = _beginning(item, max(self._room - label, _LITTLE))
+                beginning = _piece(item, 0, max(self._room - label, _LITTLE))
                 _add(part, key, beginning)
                 yield self._end()
-                yield from self.split(item[len(beginning) :], below)
+                yield from self._split_text(item, path + pointer(key), len(beginning))
             else:
                 inner: Any = type(item)()
                 _add(part, key, inner)
                 self._room -= label + 2
-                yield from self.split(item, below, inner)
+                yield from self.split(item, path + pointer(key), inner)
         if part is not None and part is self._page:
             yield self._end()
+
+    def _split_text(self, text: str, path: str, start: int = 0) -> Iterator[tuple[str, str]]:
+        room = self._room_at(path)
+        while start < len(text):
+            piece = _piece(text, start, room)
+            yield path, piece
+            start += len(piece)
 
 
 def _add(container: Any, key: Any, value: Any) -> None:
@@ -289,12 +295,12 @@ def _add(container: Any, key: Any, value: Any) -> None:
         container[key] = value
 
 
-def _beginning(text: str, room: int) -> str:
-    """Return as many of the first characters of a text as fit."""
+def _piece(text: str, start: int, room: int) -> str:
+    """Return as many characters of a text as fit, beginning at `start`."""
     count = room
-    while len(_encode(text[:count])) > room and count > 1:
-        count = max(1, count * room // len(_encode(text[:count])) - 1)
-    return text[:count]
+    while (size := len(_encode(text[start : start + count]))) > room and count > 1:
+        count = max(1, count * room // size - 1)
+    return text[start : start + count]
 
 
 def size_of(value: Any, limit: int) -> int:

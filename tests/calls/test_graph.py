@@ -1,6 +1,7 @@
 """The call graph."""
 
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,19 @@ def test_calls_that_name_each_other_as_parents_are_not_hidden(order: tuple[int, 
 
     assert sorted(line.split("x.")[1][0] for line in lines) == ["a", "b", "c", "d"]
     assert len(str(root.to_json()).split("operationId")) == 5
+
+
+def test_many_calls_without_parents_are_shown_quickly() -> None:
+    records = [
+        CallRecord(request_id=str(number), operation_id="x.y", started_at=number)
+        for number in range(100_000)
+    ]
+
+    before = time.process_time()
+    roots = spans(records)
+
+    assert [root.record for root in roots] == records
+    assert time.process_time() - before < 4
 
 
 @pytest.mark.requirement("R13")
