@@ -1,6 +1,7 @@
 """Settings for operations by id or pattern apply to every source, and override those of the operation."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -393,6 +394,21 @@ async def test_a_result_that_cannot_be_cached_is_returned_anyway() -> None:
 
     for _ in range(2):
         assert (await registry.execute("shop.count")).data == {"atoms": 10**80}
+
+
+async def test_many_pointers_select_parts_of_a_large_object_quickly() -> None:
+    registry, names = OperationRegistry(), [f"name-{number}" for number in range(10_000)]
+
+    @registry.operation("shop.list", type="query")
+    async def list_() -> dict[str, int]:
+        return dict.fromkeys(names, 1)
+
+    configure_tools(registry, {"shop.*": ToolConfig(select=[f"/{name}" for name in names[1:]])})
+    before = time.process_time()
+    selected = (await registry.execute("shop.list")).data
+
+    assert list(selected) == names[1:]
+    assert time.process_time() - before < 4
 
 
 async def test_select_empties_the_blocks_of_an_mcp_result_and_keeps_errors() -> None:

@@ -509,8 +509,11 @@ def _part(value: Any, paths: list[_Path]) -> Any:
 
 def _parts(items: Iterable[tuple[Any, Any]], paths: list[_Path]) -> Iterator[tuple[Any, Any]]:
     """Yield the items or properties that have a part at one of the paths, each with its parts."""
+    by_token: dict[str, list[_Path]] = {}
+    for first, *rest in paths:
+        by_token.setdefault(first, []).append(tuple(rest))
+    every = by_token.pop("*", [])
     for key, value in items:
-        tokens = (str(key), "*")
-        below = [path[1:] for path in paths if path[0] in tokens]
+        below = every + by_token.get(str(key), [])
         if below and (part := _part(value, below)) is not _ABSENT:
             yield key, part
