@@ -1042,7 +1042,7 @@ def test_a_proxy_with_a_login_must_be_a_secret(
     config = built(OpenAPIEntry, {"proxy": {"env": "A_SECRET"}}, folder)
 
     assert config.proxy == "http://u:sesame@proxy.example.com:3128"
-    with pytest.raises(ConfigError, match="contains a login") as caught:
+    with pytest.raises(ConfigError, match="contains a login: write the whole address as") as caught:
         built(OpenAPIEntry, {"proxy": "http://u:sesame@proxy.example.com:3128"}, folder)
     assert "sesame" not in str(caught.value)
 

@@ -15,7 +15,12 @@ from urllib.request import getproxies
 
 from operations.errors import CallError, ErrorCode
 
-_ADDRESS = re.compile(r"https?://[^/\s]")
+_ADDRESS = re.compile(
+    r"https?://([^/?#\s\[\]]*@)?([^/?#\s\[\]@:]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?"
+)
+"""Without characters that a password must encode: parsers take the text before them for the host, and name it."""
+
+_EXAMPLE = "http://proxy.example.com:3128, with %2F for a slash in a password"
 _LOGIN_REQUIRED = 407
 
 PROXY_LOGIN: Final = "write the user and the password of the proxy into its address"
@@ -24,8 +29,8 @@ PROXY_LOGIN: Final = "write the user and the password of the proxy into its addr
 
 def enforce_proxy(proxy: str | None) -> None:
     """Raise `ValueError` unless a proxy has a valid address."""
-    if proxy is not None and not _ADDRESS.match(proxy):
-        raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
+    if proxy is not None and not _ADDRESS.fullmatch(proxy):
+        raise ValueError(f"proxy must be a URL such as {_EXAMPLE}")
 
 
 def shown_proxy(proxy: str) -> str:
@@ -68,15 +73,19 @@ class Proxies:
         """Return the URL of the proxy for a request to a host; None if it is sent directly.
 
         Raises:
-            CallError: `UNAVAILABLE` if the environment names a proxy of another kind.
+            CallError: `UNAVAILABLE` if the environment names a proxy of another kind, or its address is not valid.
         """
         found = self._found.get(scheme) or self._found.get("all")
         if not found or _is_direct(host.lower(), port, self._found.get("no", "")):
             return None
         kind, mark, _ = found.partition("://")
         proxy = found if mark else f"http://{found}"
-        if not _ADDRESS.match(proxy):
-            message = f"The proxy of the environment cannot be used: {kind}:// is not supported, only http://"
+        if not _ADDRESS.fullmatch(proxy):
+            is_known = kind in ("http", "https") or not mark
+            reason = (
+                f"write {_EXAMPLE}" if is_known else f"{kind}:// is not supported, only http://"
+            )
+            message = f"The proxy of the environment cannot be used: {reason}"
             raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False, begun=False)
         return proxy
 

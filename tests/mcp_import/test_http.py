@@ -135,6 +135,18 @@ async def test_a_proxy_that_cannot_be_reached_is_named(scheme: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+async def test_a_password_of_a_proxy_that_is_not_encoded_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://me:s3cr/et@127.0.0.1:3128")
+    config = MCPClientConfig(url="http://mcp.example.com/mcp", trust_env=True)
+    with pytest.raises(CallError, match="proxy of the environment cannot be used") as caught:
+        async with connect_mcp("demo", config):
+            pass
+
+    assert "s3cr" not in f"{caught.value} {caplog.text}"
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_a_proxy_that_rejects_requests_is_named(scheme: str) -> None:
     async with running_proxy(407) as proxy:

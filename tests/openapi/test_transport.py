@@ -147,6 +147,23 @@ async def test_a_socks_proxy_of_the_environment_is_rejected(
     assert "s3cret" not in str(caught.value.to_wire())
 
 
+@pytest.mark.parametrize("login", ["me:s3cr/et", "me:s3cr#et", "me:s3cr?et", "me:s3cr[et"])
+@pytest.mark.parametrize("scheme", ["http://", ""])
+async def test_a_password_that_is_not_encoded_is_not_shown(
+    login: str, scheme: str, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = f"{scheme}{login}@127.0.0.1:3128"
+    with pytest.raises(ValueError, match="proxy must be a URL") as invalid:
+        HTTPServiceConfig(namespace="api", proxy=proxy)
+    monkeypatch.setenv("http_proxy", proxy)
+    async with imported(document(), base_url=echo.url, trust_env=True) as registry:
+        with pytest.raises(CallError, match="proxy of the environment cannot be used") as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert "s3cr" not in f"{invalid.value} {caught.value.to_wire()}"
+
+
 @pytest.mark.parametrize(
     ("exceptions", "host", "is_direct"),
     [

@@ -455,4 +455,9 @@ def _web_address(url: str, path: Path) -> Found:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         yield path, "must be an address that begins with http:// or https://."
     elif parts.username or parts.password:
-        yield path, "contains a login: move it to auth or headers."
+        advice = (
+            'write the whole address as { env = "NAME" }'
+            if path[-1] == "proxy"
+            else "move it to auth or headers"
+        )
+        yield path, f"contains a login: {advice}."
