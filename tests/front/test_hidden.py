@@ -116,10 +116,14 @@ async def test_the_gateway_does_not_reveal_hidden_operations(headers: dict[str, 
 
 
 @pytest.mark.requirement("R07", "R54")
-async def test_the_websocket_does_not_reveal_hidden_operations() -> None:
+@pytest.mark.parametrize(
+    ("is_absent", "code"), [(False, "OPERATION_NOT_FOUND"), (True, "UNAVAILABLE")]
+)
+async def test_the_websocket_does_not_reveal_hidden_operations(is_absent: bool, code: str) -> None:
     variants: list[dict[str, Any]] = [{}, {"attempt": 2}, {"credit": 1}, {"requiredVersion": 9}]
     replies: dict[str, list[str]] = {"task.secret": [], "task.nothing": []}
     app = application(websocket=True)
+    app.state.pipeline.front.registry.is_absent = lambda _: is_absent
     async with (
         running(app) as url,
         aiohttp.ClientSession() as http,
@@ -133,7 +137,7 @@ async def test_the_websocket_does_not_reveal_hidden_operations() -> None:
                 received.append((await socket.receive_str(timeout=60)).replace(name, ""))
 
     assert replies["task.secret"] == replies["task.nothing"]
-    assert "OPERATION_NOT_FOUND" in replies["task.secret"][0]
+    assert code in replies["task.secret"][0]
 
 
 @pytest.mark.parametrize(

@@ -476,8 +476,9 @@ class JobRunner(ABC):
             begun=False,
             worker=self.mailbox,
             resends=job.request.resends,
-            # Not for an unknown operation: that would distinguish it from a hidden one.
+            # Not to callers of a server, or for an unknown operation: that would distinguish it from a hidden one.
             missing=error.code == ErrorCode.UNAVAILABLE
+            and self._shared is None
             and job.spec is None
             and not job.registry.has_remote,
         )
