@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -352,6 +353,18 @@ async def test_a_caller_has_a_limited_number_of_requests_without_an_answer(
     await office.registry.execute("approvals.answer", answer, OperationContext(identity=BOSS))
     assert await office.call(id=3) == REQUIRED
     assert await office.call(id=1) == "deleted"
+
+
+async def test_calls_at_the_same_time_do_not_exceed_the_limit_of_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    office = Office(Store(SQLiteValues(tmp_path / "store")))
+
+    codes = await asyncio.gather(*(office.call(id=task) for task in range(10)))
+
+    assert Counter(codes) == {REQUIRED: 2, ErrorCode.RESOURCE_EXHAUSTED: 8}
+    assert len(await office.pending()) == 2
 
 
 async def test_grants_derived_from_one_grant_share_the_limit_of_requests(

@@ -28,7 +28,7 @@ from operations._resilience import lent_slot
 from operations.access import ApprovalRule, Rules, access_denied, clock
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
-from operations.authority.store import Signal, Store, StoreError
+from operations.authority.store import LoopLocks, Signal, Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
@@ -128,6 +128,7 @@ class Approvals:
         self.is_up: Callable[[], bool] = lambda: True
         self._store = store
         self._waiting = 0
+        self._adding = LoopLocks()
 
     async def obtain(
         self, asked: Approval, rule: ApprovalRule, context: OperationContext, *, by_grant: bool
@@ -188,19 +189,28 @@ class Approvals:
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; create one if there is none or the last one has ended."""
         is_new, key = False, _key(asked.id)
-        held = await self._store.get(key)
-        if held is None or _decode(held).has_ended:
-            await self._enforce_room(asked)
 
         def update(held: bytes | None) -> bytes:
             nonlocal is_new
             is_new = held is None or _decode(held).has_ended
             return msgspec.json.encode(_begun(asked)) if held is None or is_new else held
 
-        record = _decode(await self._store.change(key, update))
+        if (record := await self._current(key)) is not None:
+            return record
+        # Calls at the same time must not find the same free place.
+        async with self._adding(repr(_owner(asked))):
+            if await self._current(key) is None:
+                await self._enforce_room(asked)
+            record = _decode(await self._store.change(key, update))
         if is_new:
             await self._store.announce()
         return record
+
+    async def _current(self, key: str) -> Approval | None:
+        """Return the record of a call if it has not ended."""
+        held = await self._store.get(key)
+        record = None if held is None else _decode(held)
+        return None if record is None or record.has_ended else record
 
     async def _enforce_room(self, asked: Approval) -> None:
         """Raise if too many requests of the same caller have no answer: people could not find the other requests."""
