@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import traceback
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -183,6 +184,17 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
             await target.aclose()
             await asyncio.wait(waiting)
     assert [type(each.exception()) for each in waiting] == [TransportError] * 2
+
+
+@pytest.mark.parametrize("proxy", ["ftp://me:s3cret@127.0.0.1:9", "http://me:s3cret@127.0.0.1:9/x"])
+async def test_an_invalid_proxy_is_reported_without_its_password(proxy: str) -> None:
+    with pytest.raises(
+        TransportError, match=r"the proxy of ws://127\.0\.0\.1:9/x cannot"
+    ) as caught:
+        async with connect_websocket("ws://127.0.0.1:9/x", proxy=proxy):
+            pass
+
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value, chain=True))
 
 
 async def test_messages_that_were_sent_arrive_before_the_connection_is_closed() -> None:

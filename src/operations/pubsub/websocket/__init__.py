@@ -25,7 +25,7 @@ if find_spec("websockets") is None:
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import InvalidProxy, InvalidStatus, InvalidURI, WebSocketException
 from websockets.http11 import Request, Response
 
 from operations._hosts import LOOPBACK, HostRules
@@ -102,14 +102,17 @@ async def connect_websocket(
                 max_size=max_bytes,
                 **{**SETTINGS, **options},
             )
+        except InvalidURI:
+            reason = "the address is not one of a WebSocket: ws://user:password@host/path"
+        except InvalidProxy as error:
+            reason = f"the proxy of {without_secrets(url)} cannot be used: {error.msg}"
         except (WebSocketException, OSError, TimeoutError) as error:
-            # The library quotes the whole address, including its password.
-            if not isinstance(error, InvalidURI):
-                shown = without_secrets(url)
-                failure = connect_failure(error, "the variable SSL_CERT_FILE", "ssl", "ws://")
-                reason = f"{failure}{_hint(error)}"
-                raise TransportError(f"{shown} cannot be reached: {reason}") from error
-        raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
+            shown = without_secrets(url)
+            failure = connect_failure(error, "the variable SSL_CERT_FILE", "ssl", "ws://")
+            reason = f"{failure}{_hint(error)}"
+            raise TransportError(f"{shown} cannot be reached: {reason}") from error
+        # Without its cause: the library quotes the whole address, including its password.
+        raise TransportError(reason)
 
     target = _ClientTarget(
         open_socket,
