@@ -98,7 +98,8 @@ async def doctor(
     def report(what: str, state: State, words: str) -> None:
         findings.append({"what": what, "state": state, "words": words})
         if not screen.json:
-            first, *more = words.splitlines() or [""]
+            # A failure has lines of advice. Other texts, such as the title of a document, stay on one line.
+            first, *more = (words.splitlines() or [""]) if state == "failed" else [words]
             screen.line((f"{state:8}", _STYLES[state]), (f"{what:24}", "bold"), (f" {first}", ""))
             for line in more:
                 screen.line((f"{'':32} {line}", ""))
