@@ -60,6 +60,15 @@ async def test_a_silent_port_is_an_error_within_the_timeout(connect: Any, scheme
             pass
 
 
+@pytest.mark.parametrize(("wrong", "right"), [("redis", "rediss"), ("rediss", "redis")])
+async def test_the_error_of_a_silent_redis_port_names_the_other_scheme(
+    wrong: str, right: str
+) -> None:
+    with silent_port() as port, pytest.raises(TransportError, match=f"write {right}:// instead"):
+        async with connect_redis(f"{wrong}://127.0.0.1:{port}", connect_timeout=0.1):
+            pass
+
+
 @pytest.mark.parametrize(
     ("connect", "url", "field"),
     [

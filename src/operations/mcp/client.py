@@ -392,7 +392,8 @@ class MCPClient:
                 async with asyncio.timeout(self._check_seconds()):
                     await self._stale.wait()
             self._stale.clear()
-            if self._connection.session is None:
+            session = self._connection.session
+            if session is None:
                 continue
             was_quiet = loop.time() - began > pause
             try:
@@ -402,9 +403,10 @@ class MCPClient:
                 reported = ""
             except CallError as error:
                 # A server may be lost for hours: log one line, until it is available again or fails in another way.
-                if error.message != reported:
+                # The loss of the session itself has its own line.
+                if session is self._connection.session and error.message != reported:
                     logger.warning("%s could not be listed again: %s", self.name, error.message)
-                reported = error.message
+                    reported = error.message
             except Exception:
                 logger.exception("%s: its listing could not be imported", self.name)
             if self._connection.away_since is not None:

@@ -286,7 +286,7 @@ def redis_tls_hint(scheme: str, failure: str) -> str:
     if scheme == "rediss" and _CUT_OFF.search(failure):
         # The connection may be lost before the reason arrives.
         return "; if the server requires a certificate of its clients, set cert_file and key_file"
-    if scheme == "redis" and _CUT_OFF.search(failure):
+    if scheme == "redis" and (not failure or _CUT_OFF.search(failure)):
         return "; if the port uses TLS, write rediss:// instead of redis://"
     return ""
 
