@@ -197,25 +197,31 @@ async def test_an_invalid_proxy_is_reported_without_its_password(proxy: str) -> 
     assert "s3cret" not in "".join(traceback.format_exception(caught.value, chain=True))
 
 
-async def test_messages_that_were_sent_arrive_before_the_connection_is_closed() -> None:
+async def send_until_full(target: WebSocketTarget) -> int:
+    """Send messages until the peer does not accept more, and return their number."""
     sent = 0
 
-    async def produce(target: WebSocketTarget) -> None:
+    async def produce() -> None:
         nonlocal sent
-        while True:
+        while sent < 100_000:
             await target.send("peer", SMALL)
             sent += 1
 
+    producer = asyncio.create_task(produce())
+    before = -1
+    while sent != before:
+        before = sent
+        await asyncio.sleep(0.1)
+    producer.cancel()
+    return sent
+
+
+async def test_messages_that_were_sent_arrive_before_the_connection_is_closed() -> None:
     async def count(peer: ServerConnection) -> int:
         return len([body async for body in peer])
 
     async with reader(close_timeout=20) as (target, peer):
-        producer = asyncio.create_task(produce(target))
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.1)
-        producer.cancel()
+        sent = await send_until_full(target)
         counting = asyncio.create_task(count(peer))
         closing = asyncio.create_task(target.aclose())
         await asyncio.sleep(0)
@@ -256,21 +262,8 @@ async def test_a_message_to_a_peer_that_closes_fails_with_the_reason() -> None:
 
 @pytest.mark.requirement("R33", "F8")
 async def test_a_sender_is_slowed_down_by_a_peer_that_does_not_read() -> None:
-    sent = 0
-
-    async def produce(target: WebSocketTarget) -> None:
-        nonlocal sent
-        while sent < 100_000:
-            await target.send("peer", SMALL)
-            sent += 1
-
     async with reader() as (target, _):
-        producer = asyncio.create_task(produce(target))
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.1)
-        producer.cancel()
+        sent = await send_until_full(target)
 
     # Little more than the system's own buffers.
     assert sent < 20_000
