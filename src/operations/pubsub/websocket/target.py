@@ -120,6 +120,7 @@ class LibrarySocket:
         self._unsent_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
+        self._turn = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self._failure = ""
         self._loop = asyncio.get_running_loop()
@@ -130,8 +131,11 @@ class LibrarySocket:
 
         Waits while much is unsent. A large message counts as sent when the peer has read nearly all of it.
         """
-        while not self._room.is_set():
-            await self._room.wait()
+        if not self._room.is_set():
+            # One sender at a time waits for space: waking thousands, of which a few find space, takes seconds.
+            async with self._turn:
+                while not self._room.is_set():
+                    await self._room.wait()
         self._unsent.append(text)
         self._unsent_bytes += len(text)
         sending = self._sending = self._sending or asyncio.Task(self._send_all())
