@@ -423,13 +423,13 @@ class _Tool:
         if isinstance(meta, MCPResponseMeta):
             if meta.is_error:
                 return envelope
-            data: Any = _kept(envelope.data, self._select)
+            data: Any = _select_paths(envelope.data, self._select)
             # The blocks repeat the whole result.
             text = TextContent(text=msgspec.json.encode(data).decode())
             structured = data if is_object(data) else None
             meta = with_fields(meta, content=[text], structured_content=structured)
             return ResponseEnvelope(data, meta)
-        return ResponseEnvelope(_kept(envelope.data, self._select), meta)
+        return ResponseEnvelope(_select_paths(envelope.data, self._select), meta)
 
 
 class _Cache:
@@ -438,13 +438,13 @@ class _Cache:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._bytes = 0
-        self._kept: OrderedDict[bytes, tuple[float, bytes, Any]] = OrderedDict()
+        self._entries: OrderedDict[bytes, tuple[float, bytes, Any]] = OrderedDict()
 
     def get(self, key: bytes) -> ResponseEnvelope[Any] | None:
-        expires, data, meta = self._kept.get(key, (0.0, b"", None))
+        expires, data, meta = self._entries.get(key, (0.0, b"", None))
         if expires <= monotonic():
             return None
-        self._kept.move_to_end(key)
+        self._entries.move_to_end(key)
         return ResponseEnvelope(msgspec.msgpack.decode(data), deepcopy(meta))
 
     def put(self, key: bytes, envelope: ResponseEnvelope[Any]) -> None:
@@ -459,13 +459,13 @@ class _Cache:
         if len(data) + len(key) > _MAX_BYTES:
             return
         self._drop(key)
-        self._kept[key] = (monotonic() + self._seconds, data, deepcopy(meta))
+        self._entries[key] = (monotonic() + self._seconds, data, deepcopy(meta))
         self._bytes += len(data) + len(key)
-        while len(self._kept) > _MAX_ENTRIES or self._bytes > _MAX_BYTES:
-            self._drop(next(iter(self._kept)))
+        while len(self._entries) > _MAX_ENTRIES or self._bytes > _MAX_BYTES:
+            self._drop(next(iter(self._entries)))
 
     def _drop(self, key: bytes) -> None:
-        _, data, _ = self._kept.pop(key, (0.0, None, None))
+        _, data, _ = self._entries.pop(key, (0.0, None, None))
         if data is not None:
             self._bytes -= len(data) + len(key)
 
@@ -491,7 +491,7 @@ def _paths(pointers: Collection[str]) -> list[_Path]:
     return [tuple(map(unescape, pointer.split("/")[1:])) for pointer in pointers]
 
 
-def _kept(value: Any, paths: list[_Path]) -> Any:
+def _select_paths(value: Any, paths: list[_Path]) -> Any:
     found = _part(value, paths)
     return None if found is _ABSENT else found
 

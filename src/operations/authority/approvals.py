@@ -208,8 +208,8 @@ class Approvals:
 
     async def _current(self, key: str) -> Approval | None:
         """Return the record of a call if it has not ended."""
-        held = await self._store.get(key)
-        record = None if held is None else _decode(held)
+        stored = await self._store.get(key)
+        record = None if stored is None else _decode(stored)
         return None if record is None or record.has_ended else record
 
     async def _enforce_room(self, asked: Approval) -> None:
