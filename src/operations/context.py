@@ -68,8 +68,8 @@ class Caller(Protocol):
 
     def authorize(
         self, operation_id: str, input: Any, context: "OperationContext | None" = None
-    ) -> Awaitable[None]:
-        """Check a call that another operation makes on behalf of the caller."""
+    ) -> Awaitable[Any]:
+        """Check a call that another operation makes on behalf of the caller; return the input for it."""
         ...
 
     def specs(self) -> Iterable[Listed]:

@@ -217,8 +217,11 @@ class OperationRegistry(Registrations):
 
     async def authorize(
         self, operation_id: str, input: Any, context: OperationContext | None = None
-    ) -> None:
+    ) -> Any:
         """Check access, input, grant, approval and budget of a call that another operation makes for the caller.
+
+        Returns:
+            The input for the call, converted if the caller's context is lenient.
 
         Raises:
             CallError: As the call would.
@@ -226,7 +229,7 @@ class OperationRegistry(Registrations):
         context = self._adopt(context)
         operation_id = self.current_id(operation_id)
         plan = self._plans.get(operation_id) or self._prepare(operation_id, context)
-        await authorize(plan, input, context)
+        return await authorize(plan, input, context)
 
     async def _execute_first(
         self, operation_id: str, input: Any, context: OperationContext | None

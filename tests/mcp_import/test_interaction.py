@@ -16,12 +16,15 @@ from operations import (
     CallError,
     ErrorCode,
     Identity,
+    Operation,
     OperationContext,
     OperationRegistry,
     OperationSpec,
+    OperationType,
+    ResponseEnvelope,
 )
 from operations.channel import CallerChannel
-from operations.mcp import MCPClientConfig, connect_mcp
+from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 
 
 async def asked(method: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -106,12 +109,12 @@ async def test_a_hanging_handler_fails_only_its_call_even_if_it_ignores_cancella
 
 
 def asking_server(
-    description: list[str] | None = None, name: str = "greet", **handlers: Any
+    description: list[str] | None = None, name: str = "greet", type: str = "string", **handlers: Any
 ) -> Server[Any]:
     """A server whose tool `greet` asks for a name first."""
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-        schema = {"type": "object", "properties": {"mark": {"type": "string"}}}
+        schema = {"type": "object", "properties": {"mark": {"type": type}}}
         tool = types.Tool(name=name, input_schema=schema, description=" ".join(description or []))
         return types.ListToolsResult(tools=[tool])
 
@@ -288,6 +291,55 @@ async def test_continuing_an_unknown_tool_or_with_invalid_arguments_is_rejected(
 
     assert absent.value.code == ErrorCode.OPERATION_NOT_FOUND
     assert unfit.value.code == ErrorCode.VALIDATION_ERROR
+
+
+async def resumed(
+    registry: OperationRegistry, question: dict[str, Any], context: OperationContext
+) -> ResponseEnvelope[Any]:
+    """Answer the questions in the result of a call."""
+    resume = question["resume"]
+    answers = dict.fromkeys(question["inputRequests"], ANSWER)
+    state = question["requestState"]
+    given = {**resume, "requestState": state, "inputResponses": answers}
+    return await registry.execute(given.pop("operation"), given, context)
+
+
+async def test_a_lenient_continuation_sends_the_arguments_of_the_call() -> None:
+    server, lenient = asking_server(type="array"), OperationContext(lenient=True)
+    async with connect_mcp("asking", MCPClientConfig(server=server)) as client:
+        registry = OperationRegistry(client)
+        question = await registry.execute("asking.greet", {"mark": "[1,2]"}, lenient)
+        resume = question.data["resume"]
+        direct, resume["arguments"] = resume["arguments"], {"mark": "[1,2]"}
+        greeting = await resumed(registry, question.data, lenient)
+
+    assert direct == {"mark": [1, 2]}
+    assert greeting.data[0]["text"] == "Hello Ada [1, 2]"
+    assert [(change.path, change.kind) for change in greeting.meta.changes] == [
+        ("/arguments", "input")
+    ]
+
+
+async def test_an_exported_operation_continues_with_the_input_and_result_of_a_call() -> None:
+    async def order(input: list[int], context: OperationContext) -> list[str]:
+        answer = await context.elicit("Your name?", {"type": "object", "properties": {}})
+        return [answer["content"]["name"], *map(str, input)]
+
+    spec = OperationSpec(
+        namespace="shop",
+        name="order",
+        type=OperationType.MUTATION,
+        input_schema={"type": "array", "items": {"type": "integer"}},
+        output_schema={"type": ["array", "null"]},
+    )
+    exported = OperationRegistry([Operation(spec, order)])
+    config = MCPClientConfig(server=to_mcp(exported), trust_annotations=True)
+    async with connect_mcp("shop", config) as client:
+        registry = OperationRegistry(client)
+        question = await registry.execute("shop.order", [1, 2])
+        result = await resumed(registry, question.data, OperationContext())
+
+    assert result.data == ["Ada", "1", "2"]
 
 
 async def test_endless_questions_are_ended() -> None:

@@ -151,8 +151,8 @@ async def guard(
     return value, context if context.reach is plan.reach else context.changed(reach=plan.reach)
 
 
-async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> None:
-    """Check a call as `invoke` does, without running it.
+async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> Any:
+    """Check a call as `invoke` does, without running it; return the input for its handler.
 
     Raises:
         CallError: As the call would.
@@ -160,10 +160,11 @@ async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> No
     try:
         enter(plan, context)
         plan, value = admit(plan, value, context)
-        await guard(plan, value, context)
+        value, _ = await guard(plan, value, context)
     except CallError as error:
         forward_error(error)
         raise
+    return value
 
 
 async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any:

@@ -31,6 +31,7 @@ from operations.context import OperationContext
 from operations.envelopes import (
     MCPContentBlock,
     ResponseEnvelope,
+    add_changes,
     content_block,
     mcp_envelope,
     read_changes,
@@ -38,7 +39,7 @@ from operations.envelopes import (
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp import codec
 from operations.mcp.interaction import MAX_ROUNDS, answers_to, is_question, question_envelope
-from operations.schema import Schema, from_schema
+from operations.schema import Change, Schema, from_schema
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import rewritten
 from operations.specs import Operation, OperationSpec, OperationType
@@ -283,30 +284,49 @@ def build_tool(
         source: The server.
         on_question: Called when a question is returned to the caller; returns the id of the operation for its answer.
     """
-    replayable, output_schema, config = spec.replayable, spec.output_schema, source.config
-    exported = spec.meta.get("_meta") if config.trust_annotations else None
-    if codec.META_KEY not in object_of(exported):
-        exported = None
+    replayable, config = spec.replayable, source.config
 
     async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        arguments = _arguments(
-            input if exported is None else codec.restore_arguments(input, exported)
-        )
-        params = {"name": tool_name, "arguments": arguments}
+        params = {"name": tool_name, "arguments": _arguments(spec, config, input)}
         result = await source.settled("tools/call", params, context, replayable=replayable)
         if is_question(result):
-            return question_envelope(result, {"operation": on_question(), **params})
-        envelope = tool_envelope(result, output_schema)
-        return envelope if exported is None else codec.restore_envelope(envelope, exported)
+            resume = {"operation": on_question(), "name": tool_name, "arguments": input}
+            return question_envelope(result, resume)
+        return _envelope(spec, config, result)
 
     return Operation(spec, call, config.output, source_timeout=config.timeout, forwards=True)
+
+
+def _exported(spec: OperationSpec, config: MCPClientConfig) -> JSONObject | None:
+    """Return the `_meta` of a tool that another registry exported; None for other tools, or without trust."""
+    meta = object_of(spec.meta.get("_meta"))
+    return meta if config.trust_annotations and codec.META_KEY in meta else None
+
+
+def _arguments(spec: OperationSpec, config: MCPClientConfig, input: Any) -> JSONObject:
+    """Return the input of an operation as the arguments of its tool."""
+    exported = _exported(spec, config)
+    arguments = input if exported is None else codec.restore_arguments(input, exported)
+    if arguments is None:
+        return {}
+    if not is_object(arguments):
+        raise CallError(ErrorCode.VALIDATION_ERROR, "the input of a tool must be an object")
+    return arguments
+
+
+def _envelope(
+    spec: OperationSpec, config: MCPClientConfig, result: JSONObject
+) -> ResponseEnvelope[Any]:
+    """Return the result of a tool as the result of its operation."""
+    envelope, exported = tool_envelope(result, spec.output_schema), _exported(spec, config)
+    return envelope if exported is None else codec.restore_envelope(envelope, exported)
 
 
 _RESUME: Final[JSONObject] = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
-        "arguments": {"type": "object"},
+        "arguments": {},
         "inputResponses": {"type": "object"},
         "requestState": {"type": "string"},
     },
@@ -341,16 +361,22 @@ def build_resume(source: ServerAccess, find: Callable[[str], Operation | None]) 
         if operation is None:
             operation_id = f"{config.namespace}.{input['name']}"
             raise operation_not_found(operation_id, f"{source.server} has no such tool")
+        given = arguments = input.get("arguments", {})
         if context.registry is not None:
             # The schema, grants and rules of the tool also apply to its continuation.
-            arguments = input.get("arguments", {})
-            await context.registry.authorize(operation.spec.id, arguments, context)
-        if "quarantined" in operation.spec.meta:
-            raise in_quarantine(operation.spec.id, source.server)
-        result = await source.request("tools/call", dict(input), context, replayable=False)
-        return (
-            question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))
-        )
+            arguments = await context.registry.authorize(operation.spec.id, given, context)
+        tool = operation.spec
+        if "quarantined" in tool.meta:
+            raise in_quarantine(tool.id, source.server)
+        params = {**input, "arguments": _arguments(tool, config, arguments)}
+        result = await source.request("tools/call", params, context, replayable=False)
+        if is_question(result):
+            return question_envelope(result)
+        envelope = _envelope(tool, config, result)
+        if arguments == given:
+            return envelope
+        converted = Change("/arguments", "input", 1, "was converted to match the schema of the tool")
+        return replace(envelope, meta=add_changes(envelope.meta, [converted]))
 
     return Operation(config.guarded(spec), resume)
 
@@ -389,11 +415,3 @@ def in_quarantine(name: str, server: str) -> CallError:
         {"server": server, "quarantined": True},
         retryable=False,
     )
-
-
-def _arguments(input: Any) -> JSONObject:
-    if input is None:
-        return {}
-    if not is_object(input):
-        raise CallError(ErrorCode.VALIDATION_ERROR, "the input of a tool must be an object")
-    return input
