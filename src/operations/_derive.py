@@ -35,7 +35,7 @@ import msgspec
 
 from operations._text import suggestion
 from operations.schema.python.annotations import hints_of, is_class, parse_docstring, peel
-from operations.types import TABLE
+from operations.types import TABLE, WRITTEN
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and positions that lead to a value of a file."""
@@ -43,9 +43,6 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 _SEQUENCES = frozenset({Collection, Sequence, Iterable, Set, list, set, frozenset, tuple})
 _MAPPINGS = frozenset({Mapping, dict})
 MISSING: Final = dataclasses.MISSING
-
-WRITTEN: Final = "may be written"
-"""Metadata of a field that `repr` omits but that is not always secret, such as an address."""
 
 NAMED: Final = "is named"
 """Annotates the values of a table of secrets: the file must name them, not contain them."""

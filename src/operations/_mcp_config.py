@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast, get_type_hints
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
 
 from operations._decoding import decode_json
-from operations._derive import WRITTEN
 from operations._folders import expanded, home_folder, is_path
 from operations._json import (
     MAX_REQUEST_VALUES,
@@ -28,7 +27,7 @@ from operations._json import (
     list_of,
     with_texts,
 )
-from operations._proxies import enforce_proxy
+from operations._proxies import ConnectionConfig
 from operations._text import enforce_lists, names_a_secret, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken, TokenFunction
@@ -102,7 +101,7 @@ Auth: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MCPClientConfig:
+class MCPClientConfig(ConnectionConfig):
     """The configuration of one MCP server: a `command` to start, a `url`, or a `server` object of this process.
 
     Raises:
@@ -138,13 +137,6 @@ class MCPClientConfig:
     allowed_hosts: Collection[str] = ()
     """Hosts (`host`, `host:port` or an origin) that OAuth discovery may reach even at private addresses; others must be
     public."""
-
-    proxy: str | None = field(default=None, repr=False, metadata={WRITTEN: True})
-    """The URL of an HTTP proxy, `http://[user:password@]host:port`. Hosts that only OAuth discovery names are called
-    directly, because a proxy could reach private addresses."""
-
-    trust_env: bool = False
-    """Read proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
 
     server: Any = None
     """An `mcp.server.Server` or `MCPServer` to talk to in this process."""
@@ -259,7 +251,7 @@ class MCPClientConfig:
             raise ValueError(f"transport must be {' or '.join(self._possible())} for this server")
         if self.url is not None and urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError("the url of an MCP server starts with http:// or https://")
-        enforce_proxy(self.proxy)
+        self.enforce_connection()
         for name, value in self.headers.items():
             if any(character in name + value for character in "\r\n\0"):
                 raise ValueError("headers must not contain line breaks or NUL")
@@ -413,7 +405,10 @@ _ENTRY_FIELDS = {
 }
 """The keys of an entry, and the field that each one sets."""
 
-_ENTRY_TYPES: dict[str, Any] = {**get_type_hints(MCPClientConfig, include_extras=True), "cwd": str}
+_ENTRY_TYPES: dict[str, Any] = {
+    name: str if Path in get_args(hint) else hint
+    for name, hint in get_type_hints(MCPClientConfig, include_extras=True).items()
+}
 
 _TARGETS = frozenset({"command", "url", "serverUrl", "httpUrl", "server"})
 

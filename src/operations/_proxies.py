@@ -1,19 +1,24 @@
-"""Find the HTTP proxy for a request to another server.
+"""How HTTP clients connect to other servers: through which proxy, and with which certificates.
 
 Rule 1: a proxy that the operator configured is used for all requests. The environment is read only if the operator
         allows it.
 Rule 2: a request to a host that a third party names uses no proxy, because a proxy resolves names itself and could
         reach private addresses. The callers of this module enforce it.
+Rule 3: the certificate of the client is presented only to hosts that may receive credentials.
 """
 
 import re
+import ssl
 from contextlib import suppress
+from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from operations.errors import CallError, ErrorCode
+from operations.types import WRITTEN
 
 _ADDRESS = re.compile(
     r"https?://([^/?#\s\[\]]*@)?([^/?#\s\[\]@:]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?"
@@ -27,10 +32,59 @@ PROXY_LOGIN: Final = "write the user and the password of the proxy into its addr
 """Advice for status 407."""
 
 
-def enforce_proxy(proxy: str | None) -> None:
-    """Raise `ValueError` unless a proxy has a valid address."""
-    if proxy is not None and not _ADDRESS.fullmatch(proxy):
-        raise ValueError(f"proxy must be a URL such as {_EXAMPLE}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """How to connect to an HTTP server."""
+
+    proxy: str | None = field(default=None, repr=False, metadata={WRITTEN: True})
+    """The URL of an HTTP proxy, `http://[user:password@]host:port`.
+
+    Hosts that only the other side names (in its document, or for OAuth) are called directly, because a proxy resolves
+    names itself and could reach private addresses. Add such a host to `allowed_hosts` to call it through the proxy.
+    """
+
+    trust_env: bool = False
+    """Read proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
+
+    ca_file: str | Path | None = None
+    """A PEM file with the trusted certificate authorities, instead of the system's."""
+
+    client_certificate: str | Path | None = None
+    """A PEM file with the certificate to present to hosts that may receive credentials, and its key."""
+
+    client_key: str | Path | None = None
+    """A PEM file with the private key, if it is not in the file of `client_certificate`."""
+
+    def enforce_connection(self) -> None:
+        """Raise `ValueError` unless the proxy has a valid address and the files can be used."""
+        if self.proxy is not None and not _ADDRESS.fullmatch(self.proxy):
+            raise ValueError(f"proxy must be a URL such as {_EXAMPLE}")
+        if self.client_key is not None and self.client_certificate is None:
+            raise ValueError("client_key is set without client_certificate")
+        self.tls_context(presents_certificate=True)
+
+    def tls_context(self, *, presents_certificate: bool) -> ssl.SSLContext | None:
+        """Return the settings for a TLS connection, or None for the defaults.
+
+        Raises:
+            ValueError: If a file cannot be used.
+        """
+        certificate = self.client_certificate if presents_certificate else None
+        if self.ca_file is None and certificate is None:
+            return None
+        option, file = "ca_file", self.ca_file
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if certificate is not None:
+                option, file = "client_certificate", certificate
+                # An encrypted key must raise an error instead of asking for a password at the terminal.
+                context.load_cert_chain(certificate, self.client_key, password=lambda: "")
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            if isinstance(error, ssl.SSLError):
+                reason = "it is not a valid PEM file, or certificate and key do not belong together"
+            raise ValueError(f"{option} {str(file)!r} cannot be used: {reason}") from error
+        return context
 
 
 def shown_proxy(proxy: str) -> str:

@@ -32,6 +32,9 @@ JSONObject: TypeAlias = dict[str, Any]
 TABLE: Final = "is a table"
 """Annotates a mapping of any JSON values that a config file contains as a table."""
 
+WRITTEN: Final = "may be written"
+"""Metadata of a field of a config class that `repr` omits but that is not always secret, such as an address."""
+
 JSONSchema: TypeAlias = JSONObject | bool
 """A JSON Schema document: an object, or true or false."""
 

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -75,12 +76,16 @@ def demo_server(name: str = "demo") -> MCPServer:
 
 
 @asynccontextmanager
-async def serving(app: Any, port: int | None = None) -> AsyncGenerator[str]:
+async def serving(
+    app: Any, port: int | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncGenerator[str]:
     """An ASGI application on a real socket of this process; its base URL."""
     port = port or free_port()
     config = uvicorn.Config(
         app, port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="on", ws="none"
     )
+    config.load()
+    config.ssl = tls
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     # The server's own `serve` takes the process's signals; `_serve` does not.
@@ -91,7 +96,7 @@ async def serving(app: Any, port: int | None = None) -> AsyncGenerator[str]:
                 if task.done():
                     task.result()
                 await anyio.sleep(0.01)
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         await asyncio.wait({task})
@@ -99,10 +104,14 @@ async def serving(app: Any, port: int | None = None) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def serving_demo(
-    port: int | None = None, *, build: Callable[[], MCPServer] = demo_server, **options: Any
+    port: int | None = None,
+    *,
+    build: Callable[[], MCPServer] = demo_server,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
 ) -> AsyncGenerator[str]:
     """The demo server by streamable HTTP; the URL of its endpoint."""
-    async with serving(build().streamable_http_app(**options), port) as base:
+    async with serving(build().streamable_http_app(**options), port, tls) as base:
         yield base + "/mcp"
 
 

@@ -5,9 +5,11 @@ import gzip
 import json
 import logging
 import resource
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -169,6 +171,47 @@ async def test_a_lost_proxy_is_named_by_calls() -> None:
             with pytest.raises(CallError, match=f"through the proxy {proxy.url}: "):
                 await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
             await opened.__aexit__(None, None, None)
+
+
+def presenting(certificates: Path) -> ssl.SSLContext:
+    """The TLS settings of a server that requires a certificate of its clients."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@pytest.mark.parametrize("through_proxy", [False, True], ids=["direct", "proxy"])
+async def test_a_certificate_authority_and_a_client_certificate_can_be_named(
+    certificates: Path, through_proxy: bool
+) -> None:
+    async with running_proxy() as proxy, serving_demo(tls=presenting(certificates)) as url:
+        with anyio.fail_after(20):
+            entry = {
+                "url": url,
+                "caFile": str(certificates / "ca.pem"),
+                "clientCertificate": str(certificates / "client.pem"),
+                "clientKey": str(certificates / "client.key"),
+                "proxy": proxy.url if through_proxy else None,
+            }
+            async with connect_mcp("demo", MCPClientConfig.from_entry(entry)) as client:
+                envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert envelope.data == {"result": 3}
+    assert bool(proxy.targets) == through_proxy
+
+
+async def test_an_unknown_certificate_authority_is_reported(certificates: Path) -> None:
+    async with serving_demo(tls=presenting(certificates)) as url:
+        with pytest.raises(CallError, match="if its authority is private, set ca_file"):
+            async with connect_mcp("demo", MCPClientConfig(url=url)):
+                pass
+
+
+@pytest.mark.parametrize("key", ["ca_file", "client_certificate", "client_key"])
+async def test_unusable_certificates_are_reported(certificates: Path, key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        MCPClientConfig.from_entry({"url": "https://a.example", key: str(certificates / "ca.key")})
 
 
 async def test_a_message_that_a_server_of_2024_rejects_fails_only_its_call() -> None:

@@ -25,6 +25,7 @@ from operations import (
 )
 from operations.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.schema import from_schema
 
 
 async def asked(method: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -329,8 +330,8 @@ async def test_an_exported_operation_continues_with_the_input_and_result_of_a_ca
         namespace="shop",
         name="order",
         type=OperationType.MUTATION,
-        input_schema={"type": "array", "items": {"type": "integer"}},
-        output_schema={"type": ["array", "null"]},
+        input_schema=from_schema({"type": "array", "items": {"type": "integer"}}),
+        output_schema=from_schema({"type": ["array", "null"]}),
     )
     exported = OperationRegistry([Operation(spec, order)])
     config = MCPClientConfig(server=to_mcp(exported), trust_annotations=True)

@@ -7,7 +7,6 @@ import gc
 import socket
 import ssl
 import struct
-import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -193,29 +192,6 @@ def test_hosts_of_no_proxy_are_called_directly(
 
 
 # ------------------------------------------------------------ certificates
-
-
-def openssl(folder: Path, arguments: str) -> None:
-    subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a certificate authority, and a server and a client that it signed."""
-    folder = tmp_path_factory.mktemp("certificates")
-    curve = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    # Python 3.13 and later require the key usage and the key identifier.
-    issuer = "-subj /CN=ca -days 2 -addext keyUsage=critical,keyCertSign"
-    openssl(folder, f"req -x509 {curve} -keyout ca.key -out ca.pem {issuer}")
-    extensions = "subjectAltName=IP:127.0.0.1,DNS:api.example.com\nauthorityKeyIdentifier=keyid\n"
-    (folder / "extensions").write_text(extensions)
-    for name in ("server", "client"):
-        openssl(folder, f"req {curve} -keyout {name}.key -out {name}.csr -subj /CN={name}")
-        signer = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile extensions"
-        openssl(folder, f"x509 -req -in {name}.csr -out {name}.pem {signer}")
-    both = (folder / "client.pem").read_text() + (folder / "client.key").read_text()
-    (folder / "both.pem").write_text(both)
-    return folder
 
 
 @asynccontextmanager

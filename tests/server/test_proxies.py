@@ -26,7 +26,6 @@ from operations import Identity, OperationContext, OperationRegistry
 from operations.calls import PendingRequestMap
 from operations.errors import TransportError
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.plain_calls import tls_context
 from operations.openapi import HTTPServiceConfig, from_openapi_url
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
@@ -246,13 +245,10 @@ async def test_calls_and_streams_stop_with_their_callers(kind: str, tmp_path: Pa
     with anyio.fail_after(20):
         async with behind(kind, tmp_path) as world, AsyncExitStack() as stack:
             registry = await stack.enter_async_context(OperationRegistry())
-            tls_context().load_verify_locations(tmp_path / "server.pem")
-            mcp = await stack.enter_async_context(
-                connect_mcp("mcp", MCPClientConfig(url=f"{world.url}/mcp"))
-            )
-            config = HTTPServiceConfig(
-                namespace="api", ca_file=str(tmp_path / "server.pem"), restore=True
-            )
+            authority = tmp_path / "server.pem"
+            server = MCPClientConfig(url=f"{world.url}/mcp", ca_file=authority)
+            mcp = await stack.enter_async_context(connect_mcp("mcp", server))
+            config = HTTPServiceConfig(namespace="api", ca_file=authority, restore=True)
             registry.register_all(await from_openapi_url(f"{world.url}/openapi.json", config))
             registry.register_all(mcp)
             for name in ("test.wait", "mcp.test__wait"):

@@ -302,7 +302,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Limits responses. Connects only to public addresses of hosts that the operator did not name."""
 
     def __init__(self, config: MCPClientConfig, repairs: Repairs, proxies: Proxies) -> None:
-        super().__init__(verify=tls_context())
+        super().__init__(verify=tls_context(config))
         self._config = config
         self._repairs = repairs
         urls = [cast("str", config.url)]
@@ -314,7 +314,8 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         self._proxied: dict[str, httpx2.AsyncHTTPTransport] = {}
         # Connections are not reused, because they are identified by address, which hosts may share.
         self._public = httpx2.AsyncHTTPTransport(
-            verify=tls_context(), limits=httpx2.Limits(max_keepalive_connections=0)
+            verify=tls_context(config, presents_certificate=False),
+            limits=httpx2.Limits(max_keepalive_connections=0),
         )
 
     async def aclose(self) -> None:
@@ -343,7 +344,9 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
     def _through(self, proxy: str) -> httpx2.AsyncHTTPTransport:
         """Return the transport for requests that a proxy forwards."""
         if proxy not in self._proxied:
-            self._proxied[proxy] = httpx2.AsyncHTTPTransport(verify=tls_context(), proxy=proxy)
+            self._proxied[proxy] = httpx2.AsyncHTTPTransport(
+                verify=tls_context(self._config), proxy=proxy
+            )
         return self._proxied[proxy]
 
 

@@ -29,23 +29,35 @@ from operations._json import (
 )
 from operations._mcp_config import MCPClientConfig
 from operations._proxies import Proxies, proxy_status, shown_proxy
-from operations._resilience import IDLE_SECONDS, abort_connection, fail_if_closed, reason_of
+from operations._resilience import (
+    IDLE_SECONDS,
+    abort_connection,
+    fail_if_closed,
+    reason_of,
+    tls_reason,
+)
 from operations._tasks import start_task
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import answered_id, refusal, sealed
 from operations.types import JSONObject
 
 
+def tls_context(config: MCPClientConfig, *, presents_certificate: bool = True) -> ssl.SSLContext:
+    """Return the TLS context of a server."""
+    return config.tls_context(presents_certificate=presents_certificate) or _default_tls_context()
+
+
 @cache
-def tls_context() -> ssl.SSLContext:
-    """Return the TLS context that all connections share, because loading certificates is slow and takes a megabyte."""
+def _default_tls_context() -> ssl.SSLContext:
+    """Return the TLS context that connections share, because loading certificates is slow and takes a megabyte."""
     return httpx2.create_ssl_context()
 
 
 def unreachable(reason: str, proxy: str | None) -> str:
     """Return the message for a server that cannot be reached, after its name."""
     way = "" if proxy is None else f" through {shown_proxy(proxy)}"
-    return f"cannot be reached{way}: {reason}"
+    advised = tls_reason(reason, "ca_file", "client_certificate", "http://")
+    return f"cannot be reached{way}: {advised}"
 
 
 METHODS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
@@ -126,7 +138,7 @@ class PlainCalls:
                 limit=0,
                 keepalive_timeout=IDLE_SECONDS,
                 # The certificates that the SDK's client trusts.
-                ssl=tls_context(),
+                ssl=tls_context(config),
             ),
             timeout=aiohttp.ClientTimeout(
                 total=None,

@@ -375,7 +375,9 @@ def build_resume(source: ServerAccess, find: Callable[[str], Operation | None]) 
         envelope = _envelope(tool, config, result)
         if arguments == given:
             return envelope
-        converted = Change("/arguments", "input", 1, "was converted to match the schema of the tool")
+        converted = Change(
+            "/arguments", "input", 1, "was converted to match the schema of the tool"
+        )
         return replace(envelope, meta=add_changes(envelope.meta, [converted]))
 
     return Operation(config.guarded(spec), resume)

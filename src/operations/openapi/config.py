@@ -1,6 +1,5 @@
 """The settings of a service: its address, credentials, selection of operations, and limits."""
 
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -9,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from msgspec import Meta
 
-from operations._derive import WRITTEN, Builder, KeyFaultError
+from operations._derive import Builder, KeyFaultError
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
-from operations._proxies import enforce_proxy
+from operations._proxies import ConnectionConfig
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken
@@ -216,7 +215,7 @@ PagingRule: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class HTTPServiceConfig:
+class HTTPServiceConfig(ConnectionConfig):
     """The settings of one HTTP API: address, credentials, selection of operations, and limits.
 
     Its `repr` shows no secret.
@@ -340,25 +339,6 @@ class HTTPServiceConfig:
     max_file_bytes: Count = 16 << 30
     """The largest body in bytes that is sent from a file or saved to a file."""
 
-    proxy: str | None = field(default=None, repr=False, metadata={WRITTEN: True})
-    """The URL of an HTTP proxy, `http://[user:password@]host:port`.
-
-    Hosts that only the document names are called directly, because a proxy resolves names itself and could reach
-    private addresses. Add such a host to `base_url` or `allowed_hosts` to call it through the proxy.
-    """
-
-    trust_env: bool = False
-    """Read proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
-
-    ca_file: str | Path | None = None
-    """A PEM file with the trusted certificate authorities, instead of the system's."""
-
-    client_certificate: str | Path | None = None
-    """A PEM file with the certificate to present to hosts that may receive credentials, and its key."""
-
-    client_key: str | Path | None = None
-    """A PEM file with the private key, if it is not in the file of `client_certificate`."""
-
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
         enforce_policy(self.output)
@@ -377,35 +357,9 @@ class HTTPServiceConfig:
         if isinstance(self.auth, Mapping):
             auth = HTTPAuth(**Builder().fields(HTTPAuth, self.auth, ("auth",)))
             object.__setattr__(self, "auth", auth)
-        enforce_proxy(self.proxy)
-        if self.client_key is not None and self.client_certificate is None:
-            raise ValueError("client_key is set without client_certificate")
-        self.tls_context(presents_certificate=True)
+        self.enforce_connection()
         if self.files_root is not None:
             FilesRoot(self.files_root)
-
-    def tls_context(self, *, presents_certificate: bool) -> ssl.SSLContext | None:
-        """Return the settings for a TLS connection, or None for the defaults.
-
-        Raises:
-            ValueError: If a file cannot be used.
-        """
-        certificate = self.client_certificate if presents_certificate else None
-        if self.ca_file is None and certificate is None:
-            return None
-        option, file = "ca_file", self.ca_file
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if certificate is not None:
-                option, file = "client_certificate", certificate
-                # An encrypted key must raise an error instead of asking for a password at the terminal.
-                context.load_cert_chain(certificate, self.client_key, password=lambda: "")
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            if isinstance(error, ssl.SSLError):
-                reason = "it is not a valid PEM file, or certificate and key do not belong together"
-            raise ValueError(f"{option} {str(file)!r} cannot be used: {reason}") from error
-        return context
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> "HTTPServiceConfig":
