@@ -144,6 +144,22 @@ class Proxies:
         return proxy
 
 
+_VARIABLES: Final = {"ws": ("ws", "socks", "https", "http"), "wss": ("wss", "socks", "https")}
+"""The kinds of proxies for a scheme, the preferred one first (RFC 6455, 4.1)."""
+
+
+def usual_proxy(url: str) -> str | None:
+    """Return the proxy of the environment for a URL, as most programs choose it: without `ALL_PROXY`."""
+    found, parts = getproxies(), urlsplit(url)
+    port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+    if _is_direct((parts.hostname or "").lower(), port, found.get("no", "")):
+        return None
+    kinds = _VARIABLES.get(parts.scheme, (parts.scheme,))
+    kind = next((kind for kind in kinds if kind in found), "")
+    # Operating systems name a SOCKS proxy as if it were an HTTP proxy.
+    return found[kind].replace("http://", "socks5h://") if kind == "socks" else found.get(kind)
+
+
 def _is_direct(host: str, port: int | None, exceptions: str) -> bool:
     """Return whether NO_PROXY contains a host, a parent domain, a network of its address, or `*`."""
     for entry in exceptions.lower().split(","):

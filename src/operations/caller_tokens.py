@@ -21,15 +21,17 @@ from inspect import isawaitable
 from math import inf, isfinite
 from time import monotonic, time
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from msgspec import Meta
 
 from operations._decoding import decode_json
 from operations._derive import NAMED
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, object_of, text_of
+from operations._proxies import shown_proxy, usual_proxy
+from operations._resilience import reason_of
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.context import NO_CALL, OperationContext
@@ -294,7 +296,8 @@ class _NoRedirects(HTTPRedirectHandler):
         """Return nothing, so that the redirect is an error."""
 
 
-_open = build_opener(_NoRedirects).open
+class ProxyFailureError(ConnectionError):
+    """Raised if a request fails on its way through a proxy."""
 
 
 def read_object(request: Request, seconds: float) -> JSONObject:
@@ -304,8 +307,17 @@ def read_object(request: Request, seconds: float) -> JSONObject:
         OSError: If the address cannot be reached, or responds with an error or a redirect.
         JSONValueError: If the response is not JSON.
     """
-    with _open(request, timeout=seconds) as response:
-        return object_of(decode_json(response.read(_MAX_RESPONSE), max_values=MAX_REQUEST_VALUES))
+    proxy = usual_proxy(request.full_url)
+    proxies = ProxyHandler({} if proxy is None else {request.type: proxy})
+    try:
+        with build_opener(_NoRedirects, proxies).open(request, timeout=seconds) as response:
+            content = response.read(_MAX_RESPONSE)
+    except URLError as error:
+        if proxy is None or isinstance(error, HTTPError):
+            raise
+        reason = reason_of(error.reason) if isinstance(error.reason, OSError) else error.reason
+        raise ProxyFailureError(f"through {shown_proxy(proxy)}: {reason}") from error
+    return object_of(decode_json(content, max_values=MAX_REQUEST_VALUES))
 
 
 def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
@@ -316,7 +328,9 @@ def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
         with error:
             raise _refused(error) from None
     except (OSError, HTTPException) as error:
-        message = f"The token endpoint cannot be reached: {type(error).__name__}"
+        is_proxy = isinstance(error, ProxyFailureError)
+        reason = f" {error}" if is_proxy else f": {type(error).__name__}"
+        message = f"The token endpoint cannot be reached{reason}"
         raise CallError(ErrorCode.UNAVAILABLE, message, retryable=True) from error
     except JSONValueError:
         message = "The token endpoint did not respond with JSON."

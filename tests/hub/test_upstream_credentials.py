@@ -19,6 +19,7 @@ from mcp import Client as MCPClient
 from mcp.client.streamable_http import streamable_http_client
 from tests.authorization_server import AuthorizationServer
 from tests.mcp_serving.support import serving
+from tests.servers import free_port
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.caller_tokens import CallerToken, TokenExchange, hold_token
@@ -358,6 +359,18 @@ async def test_an_unreachable_token_endpoint_is_unavailable() -> None:
     with pytest.raises(CallError) as caught:
         await CallerToken(exchange=exchange)(context)
     assert (caught.value.code, caught.value.retryable) == ("UNAVAILABLE", True)
+
+
+async def test_a_proxy_on_the_way_to_a_token_endpoint_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("https_proxy", f"http://me:SECRET@127.0.0.1:{port}")
+    exchange = TokenExchange(token_url="https://id.example.com/token", client_id="hub")
+    context = OperationContext(identity=hold_token(Identity("ann"), "SECRET"))
+    with pytest.raises(CallError, match=f"through the proxy http://127.0.0.1:{port}: ") as caught:
+        await exchange(context)
+    assert "SECRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

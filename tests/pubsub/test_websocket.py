@@ -10,7 +10,9 @@ from typing import Any
 import anyio
 import pytest
 from tests.calls.waiting import until
+from tests.proxies import running_proxy
 from tests.receivers import SilentReceiver
+from tests.servers import free_port
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
@@ -184,6 +186,50 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
             await target.aclose()
             await asyncio.wait(waiting)
     assert [type(each.exception()) for each in waiting] == [TransportError] * 2
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "http_proxy"])
+async def test_a_proxy_of_the_environment_that_is_down_is_named(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setenv(variable, f"http://me:s3cret@127.0.0.1:{port}")
+    with pytest.raises(TransportError) as caught:
+        async with connect_websocket("ws://hub.example.com/ws"):
+            pass
+
+    message = (
+        f"ws://hub.example.com/ws cannot be reached through the proxy http://127.0.0.1:{port}: "
+    )
+    assert message in str(caught.value)
+
+
+async def test_a_proxy_that_requires_a_login_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_proxy(407) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        with pytest.raises(TransportError, match=rf"{proxy.url}: .* HTTP 407: write the user"):
+            async with connect_websocket("wss://hub.example.com/ws"):
+                pass
+
+
+async def test_hosts_of_no_proxy_are_connected_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.0/8")
+    async with serve_websocket(AcceptedTarget.wait_closed) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_websocket(f"ws://127.0.0.1:{port}"):
+            pass
+
+
+async def test_a_socks_proxy_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "socks5h://me:s3cret@127.0.0.1:9")
+    with pytest.raises(
+        TransportError, match="install python-socks, or add the host to NO_PROXY"
+    ) as caught:
+        async with connect_websocket("wss://hub.example.com/ws"):
+            pass
+
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("proxy", ["ftp://me:s3cret@127.0.0.1:9", "http://me:s3cret@127.0.0.1:9/x"])

@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import HTTPConnection
 from tests.server.asgi import Client
+from tests.servers import free_port
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.server import APIKeys, CredentialError, any_of, create_app, hash_key, new_key
@@ -425,6 +426,18 @@ async def test_keys_are_read_only_from_the_configured_address(
     with issuer(json.dumps(jwks()).encode, "/moved") as client:
         assert (await client.get("/who/secret", headers=bearer(token()))).status == 503
     assert "cannot fetch the keys of an issuer at http://127.0.0.1:" in caplog.text
+
+
+async def test_a_proxy_on_the_way_to_the_keys_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("https_proxy", f"http://me:s3cret@127.0.0.1:{port}")
+    client = serving(tokens(jwks=None, jwks_url="https://id.example.com/jwks"))
+
+    assert (await client.get("/who/secret", headers=bearer(token()))).status == 503
+    assert f"id.example.com/jwks: through the proxy http://127.0.0.1:{port}: " in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 @pytest.mark.parametrize("pause", [0.0, 60.0], ids=["fetched again", "not fetched again"])

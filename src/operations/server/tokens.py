@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection
 
 from operations._text import without_secrets
 from operations.access import Identity
-from operations.caller_tokens import hold_token, read_object
+from operations.caller_tokens import ProxyFailureError, hold_token, read_object
 from operations.errors import MissingExtraError
 from operations.front.config import JWTConfig
 from operations.front.credentials import EXPIRED, CredentialError
@@ -210,7 +210,8 @@ class _Published:
             self._take(await asyncio.to_thread(read_object, request, _FETCH_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever the issuer sent is not an error of the token
             shown = without_secrets(address)
-            logger.warning("cannot fetch the keys of an issuer at %s: %r", shown, error)
+            reason = error if isinstance(error, ProxyFailureError) else repr(error)
+            logger.warning("cannot fetch the keys of an issuer at %s: %s", shown, reason)
             if isinstance(error, HTTPError):
                 error.close()
             self._is_unreachable = True

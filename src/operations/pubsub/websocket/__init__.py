@@ -25,11 +25,18 @@ if find_spec("websockets") is None:
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.exceptions import InvalidProxy, InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import (
+    InvalidProxy,
+    InvalidProxyStatus,
+    InvalidStatus,
+    InvalidURI,
+    WebSocketException,
+)
 from websockets.http11 import Request, Response
 
 from operations._hosts import LOOPBACK, HostRules
 from operations._json import MAX_REQUEST_VALUES
+from operations._proxies import PROXY_LOGIN, shown_proxy, usual_proxy
 from operations._resilience import Backoff
 from operations._tasks import shielded
 from operations._text import enforce_lists, without_secrets
@@ -95,22 +102,30 @@ async def connect_websocket(
     offered = {BATCHES: "1"} if max_bytes >= MAX_BATCH else {}
 
     async def open_socket() -> Any:
+        given: dict[str, Any] = {"proxy": True, **SETTINGS, **options}
+        proxy = given["proxy"] = usual_proxy(url) if given["proxy"] is True else given["proxy"]
+        shown = without_secrets(url)
         try:
             return await connect(
                 url,
                 additional_headers={**offered, **(headers or {})},
                 max_size=max_bytes,
-                **{**SETTINGS, **options},
+                **given,
             )
         except InvalidURI:
             reason = "the address is not one of a WebSocket: ws://user:password@host/path"
         except InvalidProxy as error:
-            reason = f"the proxy of {without_secrets(url)} cannot be used: {error.msg}"
+            reason = f"the proxy of {shown} cannot be used: {error.msg}"
+        except ImportError:
+            advice = (
+                "install python-socks, or add the host to NO_PROXY to connect without the proxy"
+            )
+            reason = f"the proxy of {shown} is a SOCKS proxy: {advice}"
         except (WebSocketException, OSError, TimeoutError) as error:
-            shown = without_secrets(url)
+            way = "" if proxy is None else f" through {shown_proxy(proxy)}"
             failure = connect_failure(error, "the variable SSL_CERT_FILE", "ssl", "ws://")
             reason = f"{failure}{_hint(error)}"
-            raise TransportError(f"{shown} cannot be reached: {reason}") from error
+            raise TransportError(f"{shown} cannot be reached{way}: {reason}") from error
         # Without its cause: the library quotes the whole address, including its password.
         raise TransportError(reason)
 
@@ -138,7 +153,9 @@ _HINTS = {
 
 
 def _hint(error: BaseException) -> str:
-    """Return advice if the server rejected the handshake."""
+    """Return advice if the server or a proxy rejected the handshake."""
+    if isinstance(error, InvalidProxyStatus) and error.response.status_code == 407:
+        return f": {PROXY_LOGIN}"
     return _HINTS.get(error.response.status_code, "") if isinstance(error, InvalidStatus) else ""
 
 
