@@ -123,6 +123,9 @@ class GrantOrigin(TokenPart, frozen=True, kw_only=True):
     approve: tuple[Pattern, ...] = ()
     budgets: tuple[Budget, ...] = ()
 
+    authority: str | None = None
+    """The operation of the hub on whose authority the call runs; None if it runs as the caller."""
+
 
 Complete: TypeAlias = Callable[[Any], Any]
 """Returns an input with the defaults of everything that it omits; the input itself if there are none."""
@@ -232,7 +235,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         grant = Grant(
             blocks=tuple(replace(block, operations=()) for block in self.blocks),
             keys=self.keys,
-            origin=replace(origin, operation=""),
+            origin=replace(origin, operation="", authority=None),
         )
         return grant if self.issuer is None else grant.issued_by(self.issuer)
 
@@ -489,6 +492,21 @@ UNGRANTED = AccessControl()
 it."""
 
 
+HIDDEN: Final = "operations: hidden"
+"""The scope that hidden operations require. It contains a space, so no token can have it."""
+
+
+def has_delegated_authority(
+    access_control: AccessControl, identity: Identity | None, operation_id: str | None
+) -> bool:
+    """Return whether a hub makes this call on the authority of one of its operations, and not as the caller."""
+    grant = None if identity is None else identity.grant
+    if grant is None or (origin := grant.origin) is None or origin.authority is None:
+        return False
+    is_called = origin.operation == operation_id and grant.covers(origin.operation)
+    return is_called and HIDDEN not in access_control.required_scopes
+
+
 def check_access(
     access_control: AccessControl, identity: Identity | None, operation_id: str | None = None
 ) -> bool:
@@ -503,7 +521,8 @@ def check_access(
         and (operation_id is None or not grant.covers(operation_id))
     ):
         return False
-    return access_control.is_open or permission(access_control)(identity)
+    is_permitted = access_control.is_open or permission(access_control)(identity)
+    return is_permitted or has_delegated_authority(access_control, identity, operation_id)
 
 
 def permission(access_control: AccessControl) -> Callable[[Identity | None], bool]:

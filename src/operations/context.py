@@ -210,7 +210,11 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     @property
     def authority_id(self) -> str | None:
         """The operation on whose authority the call runs; None if it runs as the caller."""
-        return None if self.authority is None else self.authority[0]
+        if self.authority is not None:
+            return self.authority[0]
+        grant = None if self.identity is None else self.identity.grant
+        # A hub names it in the grant of a call that it forwards.
+        return None if grant is None or grant.origin is None else grant.origin.authority
 
     def child(self, operation_id: str) -> "OperationContext":
         """Return the context of a nested call, with this call's identity and remaining time.

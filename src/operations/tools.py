@@ -30,7 +30,7 @@ from operations._pipeline.path import invoke, prepare
 from operations._pipeline.plan import CallPlan
 from operations._resilience import Backoff, RetryBudget, retry_after
 from operations._text import enforce_lists, printable
-from operations.access import AccessControl, ApprovalRule
+from operations.access import HIDDEN, AccessControl, ApprovalRule
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
 from operations.errors import CallError, ErrorCode, RegistrationError
@@ -41,9 +41,6 @@ from operations.specs import UNKNOWN, Operation, OperationType, OutputPolicy, en
 from operations.types import Count, Seconds
 
 logger = logging.getLogger("operations")
-
-HIDDEN: Final = "operations: hidden"
-"""The scope that hidden operations require. It contains a space, so no token can have it."""
 
 _MAX_ENTRIES = 1_000
 _MAX_BYTES = 16 << 20

@@ -311,6 +311,121 @@ async def test_a_delegated_call_may_be_forwarded_to_trusted_workers() -> None:
     assert (envelope.data, again.data) == ("alice", "alice")
 
 
+@asynccontextmanager
+async def hub_and_worker() -> AsyncGenerator[tuple[Grants, OperationRegistry, list[Any]]]:
+    """Yield the grants and the registry of a hub that delegates calls, and the calls that reached the bank."""
+    store, target, ran = Store(), MemoryTarget(), list[Any]()
+    root = Grants(KEY, store=store)
+    at_worker = Grants(root.for_name("workers"), store=store)
+    hub, worker = (OperationRegistry(authority=Authority(store)) for _ in range(2))
+
+    @worker.operation("bank.pay", scopes=["bank"])
+    async def pay(context: OperationContext) -> str:
+        ran.append(context.identity)
+        return "paid"
+
+    @worker.operation("order.place", scopes=["bank"], calls=["bank.*"])
+    async def place(context: OperationContext) -> Any:
+        return (await context.env.bank.pay()).data
+
+    @worker.operation("order.other", scopes=["bank"])
+    async def other(context: OperationContext) -> Any:
+        return (await context.env.order.place()).data
+
+    @hub.operation("agent.run", calls=["order.*"])
+    async def run(context: OperationContext, tool: str = "order.place") -> Any:
+        return (await context.env.call(tool)).data
+
+    def resolve(credential: str) -> Any:
+        able = Identity("hub", ["bank"])
+        return able if credential == "hub" else at_worker.resolve(credential)
+
+    async with (
+        serve_calls(worker, target, resolve=resolve),
+        from_calls(
+            target, credential="hub", delegate=root.delegate("workers"), send_identity=False
+        ) as service,
+    ):
+        hub.register_all(service)
+        yield root, hub, ran
+
+
+async def outcome_at(hub: OperationRegistry, identity: Identity | None, **input: Any) -> Any:
+    try:
+        context = OperationContext(identity=identity)
+        return (await hub.execute("agent.run", input, context)).data
+    except CallError as error:
+        return error.code
+
+
+async def test_limits_of_a_caller_travel_with_calls_that_an_operation_of_the_hub_declares() -> None:
+    async with hub_and_worker() as (root, hub, ran):
+        approved = await root.resolve(
+            root.create(ALICE, "bot", operations=["agent.*"], approve=["bank.*"])
+        )
+        counted = await root.resolve(
+            root.create(ALICE, "bot", operations=["agent.*"], calls={"bank.*": 1})
+        )
+
+        assert await outcome_at(hub, approved) == REQUIRED
+        assert ran == []
+        assert [await outcome_at(hub, counted) for _ in range(2)] == [
+            "paid",
+            ErrorCode.RESOURCE_EXHAUSTED,
+        ]
+    assert [(each.id, each.acting) for each in ran] == [("alice", ("bot", "hub"))]
+    assert "bank" not in ran[0].scopes, "the authority of the operation adds no scope to the caller"
+
+
+async def test_the_authority_of_a_hub_is_valid_for_the_declared_call_only() -> None:
+    async with hub_and_worker() as (_, hub, ran):
+        assert await outcome_at(hub, ALICE) == "paid"
+        assert await outcome_at(hub, None) == "paid", "with the credential of the hub"
+        assert await outcome_at(hub, ALICE, tool="order.other") == DENIED, "undeclared there"
+        assert await outcome_at(hub, ALICE, tool="bank.pay") == DENIED, "undeclared here"
+        with pytest.raises(CallError) as caught:
+            await hub.execute("order.place", {}, OperationContext(identity=ALICE))
+    assert caught.value.code == DENIED
+    assert [each.id for each in ran] == ["alice", "hub"]
+
+
+async def test_the_authority_of_a_hub_does_not_reveal_a_hidden_operation() -> None:
+    root, worker = Grants(KEY), OperationRegistry()
+
+    @worker.operation("order.hidden")
+    async def hidden() -> str:
+        return "hidden"
+
+    async def call() -> Any:
+        context = OperationContext(identity=ALICE, authority=("agent.run", "order.hidden"))
+        token = root.delegate("workers")("order.hidden", context)
+        identity = await Grants(root.for_name("workers")).resolve(token or "")
+        return await worker.execute("order.hidden", {}, OperationContext(identity=identity))
+
+    assert (await call()).data == "hidden"
+    configure_tools(worker, {"order.hidden": ToolConfig(hide=True)})
+    with pytest.raises(CallError) as caught:
+        await call()
+    assert caught.value.code == DENIED
+
+
+async def test_a_caller_with_many_resources_can_be_named_to_workers() -> None:
+    root = Grants(KEY)
+    at_worker = Grants(root.for_name("workers"))
+    many = Identity("alice", ["task"], {f"project:{each}": ["read"] for each in range(1_000)})
+    token = root.delegate("workers")("task.add", OperationContext(identity=many))
+
+    resolved = await at_worker.resolve(token or "")
+    assert resolved is not None
+    assert len(resolved.resources or {}) == 1_000
+    more = Identity("alice", [f"scope:{each}" for each in range(50_000)])
+    with pytest.raises(CallError) as caught:
+        root.delegate("workers")("task.add", OperationContext(identity=more))
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    with pytest.raises(GrantError, match="8192 characters"):
+        root.create(many, "bot", operations=["task.*"])
+
+
 async def test_a_caller_cannot_approve_its_own_call_through_a_hub() -> None:
     store = Store()
     root, office = Grants(KEY, store=store), Office(store)

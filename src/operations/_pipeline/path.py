@@ -51,7 +51,7 @@ from operations._pipeline.reports import (
     report_start,
 )
 from operations._resilience import TimeLimit
-from operations.access import access_denied
+from operations.access import access_denied, has_delegated_authority
 from operations.channel import CLOSED
 from operations.context import OperationContext
 from operations.envelopes import (
@@ -111,7 +111,9 @@ def has_authority(plan: CallPlan, context: OperationContext) -> bool:
     if context.trusted:
         return True
     # The authority is valid for one operation: a handler that forwards its own context gains no other access.
-    return context.authority is not None and context.authority[1] == plan.id
+    if context.authority is not None and context.authority[1] == plan.id:
+        return True
+    return has_delegated_authority(plan.spec.access_control, context.identity, plan.id)
 
 
 async def guard(

@@ -42,6 +42,9 @@ PREFIX: Final = "opg1."
 """The prefix of every token."""
 
 _MAX_TOKEN = 8 * 1024
+_MAX_DELEGATED = 256 * 1024
+"""The largest token that a hub mints for one call. It contains all scopes and resources of the caller."""
+
 _MAX_BLOCKS = 16
 _MAX_RESOLVED = 1_000
 _DELEGATED_MS = 300_000
@@ -130,11 +133,21 @@ def narrow(token: str, block: Block) -> str:
     """
     _, blocks, signature = _split(token)
     narrowed = _extended(token.rpartition(".")[0], signature, block)
-    if len(blocks) >= _MAX_BLOCKS or len(narrowed) > _MAX_TOKEN:
-        most = f"{_MAX_BLOCKS} blocks and {_MAX_TOKEN} characters"
-        raise GrantError(f"a grant has at most {most}")
+    if len(blocks) >= _MAX_BLOCKS:
+        raise GrantError(f"a grant has at most {_MAX_BLOCKS} blocks")
     read_token(narrowed)
-    return narrowed
+    return _short(narrowed)
+
+
+def _short(token: str) -> str:
+    """Return a token that fits into a header.
+
+    Raises:
+        GrantError: If it is too long.
+    """
+    if len(token) > _MAX_TOKEN:
+        raise GrantError(f"a grant has at most {_MAX_TOKEN} characters")
+    return token
 
 
 def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
@@ -185,7 +198,7 @@ def _extended(text: str, signature: bytes, block: Block) -> str:
 
 def _split(token: str) -> tuple[str, list[str], bytes]:
     """Return the subject, the blocks and the signature of a token."""
-    is_token = token.startswith(PREFIX) and len(token) <= _MAX_TOKEN and token.isascii()
+    is_token = token.startswith(PREFIX) and len(token) <= _MAX_DELEGATED and token.isascii()
     parts = token.removeprefix(PREFIX).split(".")
     if not is_token or not 3 <= len(parts) <= _MAX_BLOCKS + 2:
         raise GrantError("this is not a grant, or it is incomplete")
@@ -262,7 +275,7 @@ class Grants:
                 "the subject of a grant cannot be another grant: narrow that grant instead"
             )
         whose = Subject(id=subject) if isinstance(subject, str) else _subject(subject)
-        return mint(self._key, whose, new_block(holder, **block))
+        return _short(mint(self._key, whose, new_block(holder, **block)))
 
     def blocks(self, token: str) -> tuple[Block, ...]:
         """Return the blocks of a token, which may have expired.
@@ -280,8 +293,9 @@ class Grants:
         """Return a function that mints a grant for each call to a worker group or spoke.
 
         The grant covers that operation for a short time and is signed with the key `for_name(name)`. It identifies the
-        caller to the receiver. Approvals and budgets of the caller's grant also apply to the receiver's own calls;
-        budgets are exact if the receiver shares the store.
+        caller to the receiver, and the operation of this process on whose authority the call runs, if it does not run
+        as the caller. Approvals and budgets of the caller's grant also apply to the receiver's own calls; budgets are
+        exact if the receiver shares the store.
         """
         key = self.for_name(name).encode()
 
@@ -290,15 +304,24 @@ class Grants:
             if context is None or identity is None:
                 return None
             until = max(clock(), int(context.deadline or 0)) + _DELEGATED_MS
-            if identity.expires_at is not None:
+            if identity.expires_at is not None and context.authority_id is None:
                 until = min(until, int(identity.expires_at))
             (acting, keys), grant = identity.presented, identity.grant
             approve, budgets = ((), ()) if grant is None else (grant.approve, grant.budgets)
             origin = GrantOrigin(
-                operation=operation_id, acting=acting, keys=keys, approve=approve, budgets=budgets
+                operation=operation_id,
+                acting=acting,
+                keys=keys,
+                approve=approve,
+                budgets=budgets,
+                authority=context.authority_id,
             )
             block = Block(id=token_hex(8), holder=holder, operations=(operation_id,), until=until)
-            return mint(key, _subject(identity, origin), block)
+            token = mint(key, _subject(identity, origin), block)
+            if len(token) > _MAX_DELEGATED:
+                message = "The caller has too many scopes and resources to be named to the workers"
+                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
+            return token
 
         return credential
 
@@ -366,7 +389,10 @@ class Grants:
             acting=(*subject.acting, *whose.acting, *holders),
             grant=grant,
         )
-        found = self._resolved[credential] = (subject, grant, base, identity)
+        found = subject, grant, base, identity
+        # A grant for one call is not used again, and may be large.
+        if grant.origin is None:
+            self._resolved[credential] = found
         if len(self._resolved) > _MAX_RESOLVED:
             del self._resolved[next(iter(self._resolved))]
         return found

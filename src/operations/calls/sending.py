@@ -157,12 +157,13 @@ class CallSender(ABC):
         if credential is None:
             # An empty credential is sent and then rejected, so that no caller becomes anonymous by mistake.
             credential = self._credential
-            # Not used for listings, and for calls on the authority of the operator or of an operation.
+            # Not used for listings, for calls of the operator, and for calls that an operation makes for an unknown
+            # caller.
             if (
                 self._delegate is not None
                 and context is not None
                 and not context.trusted
-                and context.authority is None
+                and (context.authority is None or context.identity is not None)
             ):
                 credential = self._delegate(operation_id, context)
         try:
