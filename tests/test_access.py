@@ -1,9 +1,19 @@
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from operations import AccessControl, CallError, ErrorCode, Identity, check_access, enforce_access
+from operations import (
+    AccessControl,
+    CallError,
+    ErrorCode,
+    Identity,
+    OperationContext,
+    OperationRegistry,
+    check_access,
+    enforce_access,
+)
 
 ALICE = Identity("alice", ["task:read", "task:write"], {"project:7": ["edit"], "team:1": ["view"]})
 NOBODY = Identity("nobody")
@@ -50,6 +60,36 @@ def test_an_exception_during_the_access_check_rejects_the_call() -> None:
     msgspec.structs.force_setattr(identity, "scopes", _Broken())
 
     assert check_access(AccessControl(["x"]), identity) is False
+
+
+class _BrokenGrant:
+    def covers(self, _: str) -> bool:
+        raise RuntimeError("the store is down")
+
+
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize(
+    "broken", ["eve", Identity("eve", ["x"], grant=cast("Any", _BrokenGrant()))]
+)
+async def test_a_caller_that_cannot_be_checked_is_rejected(broken: Any) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("task.get", scopes=["x"])
+    async def get() -> int:
+        return 1
+
+    @registry.operation("task.watch", scopes=["x"])
+    async def watch() -> AsyncIterator[int]:
+        yield 1
+
+    assert check_access(AccessControl(["x"]), broken, "task.get") is False
+    context = OperationContext(identity=broken)
+    with pytest.raises(CallError) as called:
+        await registry.execute("task.get", {}, context)
+    with pytest.raises(CallError) as subscribed:
+        await anext(aiter(registry.subscribe("task.watch", {}, context)))
+
+    assert called.value.code == subscribed.value.code == ErrorCode.ACCESS_DENIED
 
 
 def test_an_action_given_as_a_string_is_rejected() -> None:

@@ -514,12 +514,15 @@ def check_access(
 
     Without the id of the operation, an identity with a grant is always rejected.
     """
-    grant = None if identity is None else identity.grant
-    if (
-        grant is not None
-        and access_control is not UNGRANTED
-        and (operation_id is None or not grant.covers(operation_id))
-    ):
+    try:
+        grant = None if identity is None else identity.grant
+        if (
+            grant is not None
+            and access_control is not UNGRANTED
+            and (operation_id is None or not grant.covers(operation_id))
+        ):
+            return False
+    except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
         return False
     is_permitted = access_control.is_open or permission(access_control)(identity)
     return is_permitted or has_delegated_authority(access_control, identity, operation_id)

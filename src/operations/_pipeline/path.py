@@ -94,8 +94,11 @@ def enter(plan: CallPlan, context: OperationContext) -> None:
     if plan.is_inner or has_authority(plan, context):
         return
     permits, identity = plan.permits, context.identity
-    grant = None if identity is None else identity.grant
-    is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
+    try:
+        grant = None if identity is None else identity.grant
+        is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
+    except Exception as error:
+        raise _denied(plan) from error
     if not is_covered or (permits is not None and not permits(identity)):
         raise _denied(plan)
 
@@ -233,7 +236,10 @@ async def invoke(
     try:
         # Check access before validation, so that a caller without access learns nothing about the input.
         permits, identity = plan.permits, context.identity
-        grant = None if identity is None else identity.grant
+        try:
+            grant = None if identity is None else identity.grant
+        except Exception as error:
+            raise _denied(plan) from error
         if grant is not None or (
             permits is not None and not context.trusted and not permits(identity)
         ):
