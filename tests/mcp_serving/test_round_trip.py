@@ -213,15 +213,20 @@ async def test_the_items_of_a_subscription_survive_a_trusted_import() -> None:
     spec = OperationSpec(
         namespace="task",
         name="watch",
+        version="2.0.0",
         type=OperationType.SUBSCRIPTION,
         output_schema=Schema(item),
+        error_schemas=(ErrorDefinition("TASK_LOCKED", "It is locked."),),
     )
     server = to_mcp(OperationRegistry([Operation(spec, watch)]))
     config = MCPClientConfig(server=server, trust_annotations=True)
     async with connect_mcp("far", config) as client:
         (imported,) = client.operations
-        envelope = await OperationRegistry(client).execute(imported.spec.id, {})
+        envelope = await OperationRegistry(client).execute("task.watch", {})
 
+    there = imported.spec
+    assert (there.type, there.version) == (OperationType.QUERY, "2.0.0")
+    assert there.error_schemas == spec.error_schemas
     assert envelope.data == {"items": [{"id": 1}], "complete": True}
     assert envelope.meta.changes_count == 0
 

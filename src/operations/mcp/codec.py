@@ -157,12 +157,12 @@ def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
     if not extension:
         return spec
     carried = {key: extension[key] for key in _CARRIED if key in extension}
+    if carried.get("type") == OperationType.SUBSCRIPTION:
+        del carried["type"]  # a tool has one result
     try:
-        restored = OperationSpec.from_wire({**spec.to_wire(), **carried})
+        return OperationSpec.from_wire({**spec.to_wire(), **carried})
     except ValueError:
         return spec
-    # A tool has one result, even if its operation is a subscription.
-    return spec if restored.type is OperationType.SUBSCRIPTION else restored
 
 
 def mcp_meta(spec: OperationSpec) -> Mapping[str, Any]:
