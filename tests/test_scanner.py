@@ -241,6 +241,51 @@ async def test_specs_are_found_under_any_public_name(tmp_path: Path) -> None:
     assert (await registry.execute("scan.handled")).data == "handled"
 
 
+FILES: dict[str, str | bytes | list[str]] = {
+    "app/ops": ["good.py", "deep/", "shared.py", "broken.py", "notes.txt", "package/"],
+    "app/ops/good.py": GOOD.format(name="good"),
+    "app/ops/shared.py": b"VALUE = 1",
+    "app/ops/broken.py": "def (",
+    "app/ops/deep": ["er/"],
+    "app/ops/deep/er": ["nested.py"],
+    "app/ops/deep/er/nested.py": "from ...shared import VALUE\n" + GOOD.format(name="nested"),
+    "app/ops/package": ["__init__.py", "inner.py"],
+    "app/ops/package/__init__.py": "from .inner import operation",
+    "app/ops/package/inner.py": SPEC,
+}
+
+
+async def test_files_can_be_read_from_elsewhere() -> None:
+    found = scan_operations("app/ops", read=FILES.__getitem__)
+
+    assert {known.spec.id for known in found.operations} == {
+        "scan.good",
+        "scan.good.made",
+        "scan.nested",
+        "scan.nested.made",
+    }
+    assert [known.id for known in found.specs] == ["scan.declared"]
+    assert [item.where for item in found.skipped] == ["app/ops/broken.py"]
+    registry = OperationRegistry()
+    registry.register_all(found)
+    assert (await registry.execute("scan.nested", {"n": 1})).data == 2
+
+
+def test_one_file_can_be_read_from_elsewhere() -> None:
+    found = scan_operations("app/ops/good.py", read=FILES.__getitem__)
+
+    assert [known.spec.id for known in found.operations] == ["scan.good", "scan.good.made"]
+    with pytest.raises(FileNotFoundError, match="app/nowhere"):
+        scan_operations("app/nowhere", read=FILES.__getitem__)
+
+
+def test_two_sources_do_not_share_modules() -> None:
+    for name in ("one", "two"):
+        files: dict[str, str | list[str]] = {"ops": ["a.py"], "ops/a.py": GOOD.format(name=name)}
+        found = scan_operations("ops", read=files.__getitem__)
+        assert found.operations[0].spec.id == f"scan.{name}"
+
+
 def test_a_package_in_an_archive_is_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,19 +10,29 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from itertools import count
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from operations.errors import RegistrationError
 from operations.functions import operation_of
 from operations.specs import Operation, OperationSpec
 
 logger = logging.getLogger("operations")
+
+Read: TypeAlias = Callable[[str], bytes | str | Iterable[str]]
+"""Returns the source of a file, or the names in a folder, where names of folders end in `/`.
+
+Raises `OSError` or `LookupError` for a path that does not exist.
+"""
 
 _LIBRARY = __name__.partition(".")[0]
 _SPEC_KEYS = frozenset({"name", "namespace", "type"})
@@ -56,7 +66,9 @@ class ScanResult:
         return len(self.operations) + len(self.specs)
 
 
-def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
+def scan_operations(
+    source: str | PathLike[str] | ModuleType, *, read: Read | None = None
+) -> ScanResult:
     """Import every module of `source` and collect the operations in it.
 
     A module offers operations as functions marked by `@operation`, as `Operation` objects, or as specs (an
@@ -66,6 +78,7 @@ def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
 
     Args:
         source: A folder, a Python file, the name of a package, or a package.
+        read: Reads files and folders instead of the file system; see `Read`. `source` is then a path that it accepts.
 
     Raises:
         FileNotFoundError: If `source` is neither a path nor a package that can be found, or is this library.
@@ -73,7 +86,9 @@ def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
     scan = _Scan()
     if not isinstance(source, ModuleType) and not str(source):
         raise FileNotFoundError("name a folder, a Python file or a package; '.' is this folder")
-    if isinstance(source, ModuleType):
+    if read is not None:
+        scan.files(str(source), read)
+    elif isinstance(source, ModuleType):
         scan.package(source.__name__)
     elif Path(source).exists():
         scan.folder(Path(source).resolve())
@@ -119,6 +134,67 @@ def _hint(error: BaseException, file: Path) -> str:
     )
 
 
+class _Reader(MetaPathFinder, InspectLoader):
+    """Imports the modules of a synthetic package through `read`."""
+
+    def __init__(self, package: str, root: str, read: Read) -> None:
+        self._package = package
+        self._root = root
+        self._read = read
+        _make_package(package, root)
+        sys.meta_path.append(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{self._package}."):
+            return None
+        found = self._find(fullname)
+        return found and importlib.util.spec_from_loader(fullname, self, origin=found[0])
+
+    def is_package(self, fullname: str) -> bool:
+        found = self._find(fullname)
+        return found is not None and found[2]
+
+    def get_source(self, fullname: str) -> str | None:
+        found = self._find(fullname)
+        return found and found[1]
+
+    def _find(self, fullname: str) -> tuple[str, str, bool] | None:
+        """Return the file of a module, its source, and whether it is a package."""
+        path = "/".join((self._root, *fullname.split(".")[1:]))
+        # A folder without `__init__.py` is a package too.
+        for file, is_package in (
+            (f"{path}/__init__.py", True),
+            (f"{path}.py", False),
+            (path, True),
+        ):
+            with suppress(OSError, LookupError):
+                found = self._read(file)
+                text = importlib.util.decode_source(found) if isinstance(found, bytes) else found
+                return file, text if isinstance(text, str) else "", is_package
+        return None
+
+
+_scans = count()
+
+
+def _make_package(name: str, root: str) -> None:
+    """Let modules below `root` be imported as modules of a package called `name`."""
+    if name not in sys.modules:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [root]
+
+
+def _walk(folder: PurePath, read: Read) -> Iterator[PurePath]:
+    """Yield the Python files below `folder`, sorted."""
+    for name in sorted(cast("Iterable[str]", read(str(folder)))):
+        if name.endswith("/"):
+            yield from _walk(folder / name, read)
+        elif name.endswith(".py"):
+            yield folder / name
+
+
 class _Scan:
     """The state of one scan: the operations found so far, by id."""
 
@@ -134,10 +210,27 @@ class _Scan:
         """
         root = path if path.is_dir() else path.parent
         package = f"_operations_{sha256(os.fsencode(root)).hexdigest()[:16]}"
-        if package not in sys.modules:
-            sys.modules[package] = ModuleType(package)
-            sys.modules[package].__path__ = [str(root)]
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        _make_package(package, str(root))
+        self._files(package, root, sorted(path.rglob("*.py")) if path.is_dir() else [path])
+
+    def files(self, path: str, read: Read) -> None:
+        """Scan the module at `path`, or all modules below it, through `read`.
+
+        Raises:
+            FileNotFoundError: If `read` does not find `path`.
+        """
+        try:
+            is_file = isinstance(read(path), (str, bytes))
+        except (OSError, LookupError) as error:
+            raise FileNotFoundError(f"{path} cannot be read: {error!r}") from error
+        source = PurePosixPath(path)
+        root = source.parent if is_file else source
+        package = f"_operations_read_{next(_scans)}"
+        _Reader(package, str(root), read)
+        self._files(package, root, [source] if is_file else _walk(root, read))
+
+    def _files(self, package: str, root: PurePath, files: Iterable[PurePath]) -> None:
+        for file in files:
             parts = file.relative_to(root).with_suffix("").parts
             if any(part.startswith(".") or part == "__pycache__" for part in parts):
                 continue
