@@ -247,7 +247,9 @@ def nested_error(operation_id: str, error: CallError) -> CallError | None:
 
 def forward_error(error: CallError) -> None:
     """Let the error of a nested call reach the caller unchanged, because the caller chose its operation and input."""
-    error.operation_id = error.parent_request_id = None
+    error.parent_request_id = None
+    if not error.unexpected:  # otherwise the log names the operation
+        error.operation_id = None
 
 
 def invalid_argument(path: str, message: str, keyword: str, *, subject: str = "") -> CallError:

@@ -174,6 +174,16 @@ async def test_a_call_fails_with_its_status(
     assert b"CANARY" not in response.body
 
 
+async def test_the_log_names_the_operation_that_failed_in_a_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = [{"operation": "task.get", "input": {"id": 0}}]
+    response = await serving().post("/batch", json={"calls": calls})
+
+    (result,) = response.json["results"]
+    assert f"request {result['error']['requestId']} failed in task.get" in caplog.text
+
+
 @pytest.mark.requirement("R07", "R17")
 async def test_a_batch_runs_each_call_as_the_caller() -> None:
     calls = [
