@@ -5,9 +5,8 @@ Rule 1: fail closed. An operation with requirements rejects a caller without ide
 Rule 2: a rejection never names the missing scope or resource, nor an operation that the caller did not call itself.
 Rule 3: access to one specific resource is checked once the input is final. Earlier checks accept access to any resource
         of the type.
-Rule 4: a grant is a chain of blocks, and allows a call only if every block allows it, so adding a block can only
-        restrict it further. It adds no access: the access of its subject is checked first. `authority.grants` has the
-        tokens.
+Rule 4: a grant is a chain of blocks, and allows a call only if every block allows it, so a new block can only restrict
+        it. It adds no access: the access of its subject is checked first. `authority.grants` has the tokens.
 """
 
 import re
@@ -488,9 +487,7 @@ OPEN = AccessControl()
 """No requirements."""
 
 UNGRANTED = AccessControl()
-"""No requirements, and no grant needs to cover the operation. Compared by identity, so that no process can send
-it."""
-
+"""No requirements, and no grant must cover the operation. Compared by identity, so that no process can send it."""
 
 HIDDEN: Final = "operations: hidden"
 """The scope that hidden operations require. It contains a space, so no token can have it."""
@@ -522,10 +519,10 @@ def check_access(
             and (operation_id is None or not grant.covers(operation_id))
         ):
             return False
+        is_permitted = access_control.is_open or permission(access_control)(identity)
+        return is_permitted or has_delegated_authority(access_control, identity, operation_id)
     except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
         return False
-    is_permitted = access_control.is_open or permission(access_control)(identity)
-    return is_permitted or has_delegated_authority(access_control, identity, operation_id)
 
 
 def permission(access_control: AccessControl) -> Callable[[Identity | None], bool]:

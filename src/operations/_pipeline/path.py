@@ -91,15 +91,16 @@ _LONG_AGO = 1e11
 
 def enter(plan: CallPlan, context: OperationContext) -> None:
     """Raise an error unless the caller, or the calling operation, may call this operation. Uses no budget."""
-    if plan.is_inner or has_authority(plan, context):
-        return
-    permits, identity = plan.permits, context.identity
     try:
+        if plan.is_inner or has_authority(plan, context):
+            return
+        permits, identity = plan.permits, context.identity
         grant = None if identity is None else identity.grant
         is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
+        is_permitted = is_covered and (permits is None or permits(identity))
     except Exception as error:
         raise _denied(plan) from error
-    if not is_covered or (permits is not None and not permits(identity)):
+    if not is_permitted:
         raise _denied(plan)
 
 
