@@ -326,6 +326,16 @@ async def test_nothing_is_repeated_past_the_deadline_of_the_caller() -> None:
     assert len(seen) > 1
 
 
+async def test_a_retry_waits_as_long_as_the_error_asks() -> None:
+    limited = CallError(ErrorCode.UNAVAILABLE, "limited", {"retryAfterMs": 60_000})
+    registry, seen = failing(limited, 5)
+
+    with anyio.fail_after(20):
+        # The call would have to wait beyond its deadline.
+        assert await code_of(registry.execute("shop.fail", timeout=30)) == ErrorCode.UNAVAILABLE
+    assert len(seen) == 1
+
+
 async def test_retries_are_counted() -> None:
     registry, _ = failing(CallError(ErrorCode.UNAVAILABLE, "away"), 2)
     metrics = CallMetrics(registry)

@@ -7,6 +7,7 @@ Rule 2: a request to a host that a third party names uses no proxy, because a pr
 Rule 3: the certificate of the client is presented only to hosts that may receive credentials.
 """
 
+import os
 import re
 import ssl
 from contextlib import suppress
@@ -174,3 +175,31 @@ def _is_direct(host: str, port: int | None, exceptions: str) -> bool:
         if name and (name in {host, f"[{host}]", f"{host}:{port}"} or host.endswith(f".{name}")):
             return True
     return False
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a connection failed, without its address."""
+    # The text of asyncio only repeats the address. Errors of TLS have numbers of their own.
+    if error.strerror and "Connect call failed" not in error.strerror:
+        return error.strerror
+    return str(error) if error.errno is None else os.strerror(error.errno)
+
+
+def tls_reason(text: str, authority: str, certificate: str, plain: str = "") -> str:
+    """Return why TLS failed, and what to do.
+
+    Args:
+        text: The text of OpenSSL.
+        authority: The option that names certificate authorities.
+        certificate: The option that names the certificate of the client.
+        plain: The scheme of addresses without TLS.
+    """
+    # Without the number of a line in the source of OpenSSL.
+    text = text.partition(" (_ssl.c")[0].rstrip(".")
+    if "issuer certificate" in text or re.search("self.signed", text):
+        return f"{text}; if its authority is private, set {authority}"
+    if "CERTIFICATE_REQUIRED" in text:
+        return f"{text}; set {certificate}"
+    if plain and ("WRONG_VERSION_NUMBER" in text or "record layer failure" in text):
+        return f"{text}; if the port does not use TLS, write {plain}"
+    return text

@@ -12,19 +12,18 @@ Rule 4: the timer of a time limit stops while a person answers a question, and r
 
 import asyncio
 import logging
-import os
-import re
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from math import inf
+from math import ceil, inf
 from secrets import SystemRandom
 from time import monotonic, time
 from typing import Any, Final
 
+from operations._json import object_of
 from operations.errors import CallError, ErrorCode
 
 IDLE_SECONDS: Final = 4.0
@@ -134,6 +133,19 @@ def retry_after(headers: Mapping[str, Any]) -> float:
     return max(0.0, (moment - now).total_seconds())
 
 
+RETRY_AFTER: Final = "retryAfterMs"
+"""The key in the details of an error for the milliseconds after which the same call may succeed."""
+
+
+def wanted_pause(details: Any) -> float:
+    """Return the seconds that the details of an error ask the caller to wait; 0 if they ask for none."""
+    found = object_of(details)
+    wait = found.get(RETRY_AFTER)
+    if isinstance(wait, (int, float)):
+        return max(0.0, wait / 1000)
+    return retry_after(object_of(found.get("headers")))
+
+
 def _moment(text: str) -> datetime | None:
     """Return the time in an HTTP header; None if it is not valid."""
     try:
@@ -161,6 +173,7 @@ class CircuitOpenError(CallError):
             ErrorCode.UNAVAILABLE,
             f"{name} is not available: the last {failures} attempts to reach it failed."
             f" The next attempt is made in {seconds:.1f} s.",
+            {RETRY_AFTER: ceil(seconds * 1000)} if seconds else None,
             retryable=True,
             begun=False,
         )
@@ -517,34 +530,6 @@ class LogBudget:
             self._began, self._left = now, self.LINES
         self._left = max(-1, self._left - 1)
         return self._left
-
-
-def reason_of(error: OSError) -> str:
-    """Return why a connection failed, without its address."""
-    # The text of asyncio only repeats the address. Errors of TLS have numbers of their own.
-    if error.strerror and "Connect call failed" not in error.strerror:
-        return error.strerror
-    return str(error) if error.errno is None else os.strerror(error.errno)
-
-
-def tls_reason(text: str, authority: str, certificate: str, plain: str = "") -> str:
-    """Return why TLS failed, and what to do.
-
-    Args:
-        text: The text of OpenSSL.
-        authority: The option that names certificate authorities.
-        certificate: The option that names the certificate of the client.
-        plain: The scheme of addresses without TLS.
-    """
-    # Without the number of a line in the source of OpenSSL.
-    text = text.partition(" (_ssl.c")[0].rstrip(".")
-    if "issuer certificate" in text or re.search("self.signed", text):
-        return f"{text}; if its authority is private, set {authority}"
-    if "CERTIFICATE_REQUIRED" in text:
-        return f"{text}; set {certificate}"
-    if plain and ("WRONG_VERSION_NUMBER" in text or "record layer failure" in text):
-        return f"{text}; if the port does not use TLS, write {plain}"
-    return text
 
 
 def abort_connection(response: Any) -> None:

@@ -30,8 +30,7 @@ from msgspec import Meta
 from operations._decoding import decode_json
 from operations._derive import NAMED
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, object_of, text_of
-from operations._proxies import shown_proxy, usual_proxy
-from operations._resilience import reason_of
+from operations._proxies import reason_of, shown_proxy, usual_proxy
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.context import NO_CALL, OperationContext

@@ -25,10 +25,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
-from operations._json import is_list, is_object, object_of, unescape
+from operations._json import is_list, is_object, unescape
 from operations._pipeline.path import invoke, prepare
 from operations._pipeline.plan import CallPlan
-from operations._resilience import Backoff, RetryBudget, retry_after
+from operations._resilience import Backoff, RetryBudget, wanted_pause
 from operations._text import enforce_lists, printable
 from operations.access import HIDDEN, AccessControl, ApprovalRule
 from operations.context import OperationContext
@@ -71,7 +71,8 @@ class RetryPolicy:
     and with the time since the first error."""
 
     last_pause: Annotated[float, Meta(ge=0)] = 5
-    """The longest pause, in seconds; a `Retry-After` of an HTTP API is added to it."""
+    """The longest pause, in seconds. The time that an error asks for is added: `Retry-After` of an HTTP API, or
+    `retryAfterMs` in its details."""
 
     budget: Annotated[float, Meta(ge=0)] = 0.2
     """The number of retries per call of the operation, on average. Ten at once and one per second are always
@@ -390,8 +391,7 @@ class _Tool:
             return None
         if backoff.attempt + 1 >= self._retry.attempts:
             return None
-        headers = object_of(object_of(error.details).get("headers"))
-        pause = backoff.pause() + retry_after(headers)
+        pause = backoff.pause() + wanted_pause(error.details)
         ends = context.deadline if context.limit is None else context.limit.deadline
         if pause > _LONGEST_PAUSE or (ends is not None and time() + pause >= ends / 1000):
             return None

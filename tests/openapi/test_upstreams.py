@@ -55,6 +55,19 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() ->
     assert not breaker.enter()
 
 
+def test_the_error_of_an_open_breaker_contains_the_time_until_the_next_attempt() -> None:
+    now = 100.0
+    breaker = CircuitBreaker("api", clock=lambda: now)
+    for _ in range(FAILURES):
+        breaker.fail(is_probe=breaker.enter())
+
+    with pytest.raises(CircuitOpenError) as caught:
+        breaker.enter()
+
+    now += caught.value.details["retryAfterMs"] / 1000
+    assert breaker.enter()
+
+
 async def outcomes(registry: OperationRegistry, count: int, name: str = "api.call") -> list[str]:
     found: list[str] = []
     for _ in range(count):

@@ -233,7 +233,9 @@ async def test_a_batch_over_the_limit_is_rejected_with_the_reason() -> None:
     assert "6 requests" in never.json["message"]
     assert fits.status == 200
     assert (later.status, later.json["retryable"]) == (429, True)
-    assert "retry-after" in later.headers
+    # The next request is allowed after the time for one token.
+    assert later.headers["retry-after"] == "1000"
+    assert 999_000 < later.json["details"]["retryAfterMs"] <= 1_000_000
     assert len(ran) == 4
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
+from math import ceil
 from time import monotonic
 from types import TracebackType
 from typing import Annotated, Any, Final, Self, TypeAlias, cast
@@ -23,7 +24,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Meta
 
 from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
-from operations._resilience import ANSWER_SECONDS, TimeLimit, held_slot
+from operations._resilience import ANSWER_SECONDS, RETRY_AFTER, TimeLimit, held_slot
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.specs import Operation
@@ -175,11 +176,15 @@ class RateLimiter:
                 f"This counts as {amount} requests, but at most {self._burst:.0f} are allowed at once: send fewer",
             )
         due = max(0, amount - paid)
-        if self._tokens(caller) < due:
+        missing = due - self._tokens(caller)
+        if missing > 0:
             self._take(caller, 0)
             self.rejected += 1
             raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, "Too many requests: slow down", retryable=True
+                ErrorCode.RESOURCE_EXHAUSTED,
+                "Too many requests: slow down",
+                {RETRY_AFTER: ceil(missing / self._per_second * 1000)},
+                retryable=True,
             )
         self._take(caller, due)
 

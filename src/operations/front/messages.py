@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from time import perf_counter
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from operations import _decoding
 from operations._decoding import enforce_bounds
 from operations._hosts import HostRules
 from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError
+from operations._resilience import wanted_pause
 from operations.access import Identity
 from operations.context import new_request_id
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
@@ -160,7 +162,6 @@ _MAX_META: Final = 7 * 1024
 _SANDBOX: Final[Header] = (b"content-security-policy", b"sandbox; default-src 'none'")
 """Prevents content of third parties from running as a page of this origin."""
 
-_RETRY: Final[Header] = (b"retry-after", b"1")
 _CHUNK: Final = 256 * 1024
 
 
@@ -265,7 +266,8 @@ def error_reply(
     if isinstance(error, RequestError):
         headers.extend(error.headers)
     elif status in (429, 503):
-        headers.append(_RETRY)
+        seconds = max(1, ceil(wanted_pause(error.details)))
+        headers.append((b"retry-after", b"%d" % seconds))
     elif status == 401:
         headers.append(challenge)
     return json_reply(public_wire(error, request_id, expose=expose), status=status, headers=headers)

@@ -28,13 +28,11 @@ from operations._json import (
     JSONValueError,
 )
 from operations._mcp_config import MCPClientConfig
-from operations._proxies import Proxies, proxy_status, shown_proxy
+from operations._proxies import Proxies, proxy_status, reason_of, shown_proxy, tls_reason
 from operations._resilience import (
     IDLE_SECONDS,
     abort_connection,
     fail_if_closed,
-    reason_of,
-    tls_reason,
 )
 from operations._tasks import start_task
 from operations.front.public_errors import Redactor

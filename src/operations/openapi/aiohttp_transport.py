@@ -9,13 +9,11 @@ from io import BytesIO
 from typing import Any
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
-from operations._proxies import Proxies, proxy_status, shown_proxy
+from operations._proxies import Proxies, proxy_status, reason_of, shown_proxy, tls_reason
 from operations._resilience import (
     IDLE_SECONDS,
     abort_connection,
     fail_if_closed,
-    reason_of,
-    tls_reason,
 )
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.config import HTTPServiceConfig

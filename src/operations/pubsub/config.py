@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from operations._json import MAX_REQUEST_VALUES
-from operations._resilience import tls_reason
+from operations._proxies import tls_reason
 from operations._text import enforce_lists
 from operations.errors import TransportError
 from operations.types import Count, Seconds
