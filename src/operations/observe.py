@@ -204,7 +204,8 @@ class CallGraph:
     """Records the calls of a registry: `registry.observe(CallGraph())`.
 
     Args:
-        path: A file to which every call that ends is added, one JSON object per line.
+        path: A file to which every call that ends is added, one JSON object per line. After log rotation has moved or
+            removed it, a new file begins.
         limit: How many calls are kept; the oldest are dropped first.
         max_bytes: A larger file is renamed to `old_graph(path)`, and a new one begins. Other processes that write to
             it notice.
@@ -265,17 +266,21 @@ class CallGraph:
                     logger.log(level, "calls cannot be recorded in %s: %s", path, error.strerror)
 
     def _write(self, file: IO[bytes], record: CallRecord) -> None:
+        path = Path(file.name)
+        if not _is_at(path, file):
+            # Another process or log rotation has moved it.
+            file = self._reopen(file)
         line = b"\n" * self._is_cut + msgspec.json.encode(record) + b"\n"
         self._is_cut = file.write(line) < len(line)
-        if file.tell() <= self._max_bytes:
-            return
-        path = Path(file.name)
-        with suppress(FileNotFoundError):
-            # Another process may have renamed it already.
-            if samestat(path.stat(), os.fstat(file.fileno())):
+        if file.tell() > self._max_bytes and _is_at(path, file):
+            with suppress(FileNotFoundError):
                 path.replace(old_graph(path))
-        self._file, self._is_cut = _appending(path), False
+            self._reopen(file)
+
+    def _reopen(self, file: IO[bytes]) -> IO[bytes]:
+        self._file, self._is_cut = _appending(file.name), False
         file.close()
+        return self._file
 
     def __iter__(self) -> Iterator[CallRecord]:
         return iter(tuple(self._records.values()))
@@ -310,6 +315,14 @@ class CallGraph:
 def _appending(path: str | Path) -> IO[bytes]:
     # Only its owner may read who called what.
     return open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Return whether a path still names an open file."""
+    try:
+        return samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def old_graph(path: Path) -> Path:

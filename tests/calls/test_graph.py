@@ -135,6 +135,23 @@ async def test_a_file_that_is_full_becomes_the_old_file(tmp_path: Path) -> None:
     assert old.stat().st_size > 1000
 
 
+@pytest.mark.parametrize("is_moved", [True, False], ids=["moved", "deleted"])
+async def test_recording_continues_in_a_new_file_after_log_rotation(
+    tmp_path: Path, is_moved: bool
+) -> None:
+    path, aside = tmp_path / "calls.jsonl", tmp_path / "calls.1"
+    registry = build()
+    with CallGraph(path) as graph:
+        registry.observe(graph)
+        await registry.execute("leaf.ok", {})
+        path.replace(aside) if is_moved else path.unlink()
+        await registry.execute("leaf.ok", {})
+
+    assert len(read_graph([path])) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not is_moved or len(read_graph([aside])) == 1
+
+
 async def test_the_number_of_recorded_calls_is_bounded() -> None:
     registry = build()
     graph = CallGraph(limit=2)
