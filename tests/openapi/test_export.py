@@ -70,7 +70,7 @@ def restored(document: Any, operation_id: str) -> OperationSpec:
         name=name,
         version=exported.version,
         type=exported.type,
-        title=operation.get("summary"),
+        title=None if exported.untitled else operation["summary"],
         description=operation.get("description", ""),
         tags=tuple(operation.get("tags", ())),
         input_schema=from_schema(schema(given, exported.input_schema)),
@@ -236,6 +236,29 @@ def test_the_media_type_of_an_imported_file_is_declared() -> None:
     document = document_of(*(operation.spec for operation in imported))
     responses = document["paths"]["/pictures/get"]["get"]["responses"]
     assert responses["200"]["content"] == {"image/png": _BINARY}
+
+
+@pytest.mark.parametrize(
+    ("title", "description", "summary"),
+    [
+        ("Get", "Return a node. Or not.", "Get"),
+        (
+            None,
+            "Return a node, e.g. a leaf,\nby its id. It has\n\nmore text.",
+            "Return a node, e.g. a leaf, by its id",
+        ),
+        (None, "", "test.run"),
+        (None, "word " * 50, "word " * 22 + "word..."),
+    ],
+)
+def test_every_operation_has_a_summary_because_linters_require_it(
+    title: str | None, description: str, summary: str
+) -> None:
+    untitled = spec(title=title, description=description)
+    document = document_of(untitled)
+
+    assert {each["summary"] for each in document["paths"]["/test/run"].values()} == {summary}
+    assert restored(document, "test.run") == untitled
 
 
 def test_every_response_component_is_used() -> None:

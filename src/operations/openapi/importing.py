@@ -285,7 +285,7 @@ class Importer:
                 name=name,
                 version=exported.version,
                 type=exported.type or OperationType.MUTATION,
-                title=_title(entry.operation),
+                title=None if exported.untitled else _title(entry.operation),
                 description=text_of(entry.operation.get("description")),
                 tags=_tags(entry.operation),
                 input_schema=endpoint.input,

@@ -5,9 +5,11 @@ Rule 2: the same operations give the same document, independently of their order
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from http.client import responses as PHRASES  # noqa: N812 - a table
+from textwrap import shorten
 from typing import Any, Final
 
 import msgspec
@@ -65,6 +67,9 @@ _SHARED: Mapping[int, tuple[str, str]] = {
 }
 _MANY = 3
 """A response becomes a component if at least this many operations share it."""
+
+_NEXT_SENTENCE: Final = re.compile(r"(?<=[.!?])\s(?=[A-Z])")
+_MAX_SUMMARY: Final = 120
 
 _FAILED = "The call failed: a limit, a timeout, or an error of the operation."
 
@@ -210,9 +215,7 @@ class _Builder:
         if output_schema == {"type": "null"}:
             # Generators of clients fail for a result of this type.
             output_schema, whole_output = {"const": None}, whole_output or output_schema
-        operation: JSONObject = {"operationId": spec.id}
-        if spec.title:
-            operation["summary"] = spec.title
+        operation: JSONObject = {"operationId": spec.id, "summary": spec.title or _summary(spec)}
         if spec.description:
             operation["description"] = spec.description
         if spec.tags:
@@ -235,6 +238,7 @@ class _Builder:
                 type=spec.type,
                 version=spec.version,
                 idempotent=spec.idempotent,
+                untitled=not spec.title,
                 errors=errors,
                 components=dict(sorted(came_from.items())),
                 input_schema=whole_input,
@@ -363,6 +367,13 @@ def _without_bytes(schema: Schema) -> tuple[str, Schema]:
             )
             return binary[0].get("contentMediaType", BINARY), Schema(rest)
     return "", schema
+
+
+def _summary(spec: OperationSpec) -> str:
+    """Return the first sentence of a description, or the id of the operation: linters require a summary."""
+    paragraph = " ".join(spec.description.strip().partition("\n\n")[0].split())
+    sentence = _NEXT_SENTENCE.split(paragraph, 1)[0].removesuffix(".")
+    return shorten(sentence, _MAX_SUMMARY, placeholder="...") or spec.id
 
 
 def _result(spec: OperationSpec, schema: JSONSchema, binary: str) -> JSONObject:

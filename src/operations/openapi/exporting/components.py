@@ -9,9 +9,9 @@ Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, 
 Rule 4: subschemas are objects, because client generators reject `true` and `false`, except in `additionalProperties`
         and `unevaluatedProperties`. An array without `items` gets `_ANY_ITEM`, because client
         generators need a type for the items. A tuple does not: its generated type would then accept further items.
-Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
-        `description`. The POST has the extension; the GET of the same path refers to it (`{"id": ..., "sameAs":
-        "post"}`).
+Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, unless the operation is
+        `untitled`, and the description in `description`. The POST has the extension; the GET of the same path refers
+        to it (`{"id": ..., "sameAs": "post"}`).
 """
 
 import re
@@ -364,6 +364,9 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     type: OperationType | None = None
     version: str = "1.0.0"
     idempotent: bool = False
+
+    untitled: bool = False
+    """Whether the operation has no title, so that `summary` is the beginning of its description."""
 
     errors: tuple[JSONObject, ...] = ()
     """In the form of `ErrorDefinition.to_wire`, with schemas in the form of the document."""
