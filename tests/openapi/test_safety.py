@@ -365,6 +365,19 @@ async def test_a_server_that_only_the_document_names_gets_no_credential(
     assert "credentials are not sent to https://elsewhere.example" in caplog.text
 
 
+async def test_a_limited_number_of_hosts_without_credentials_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.openapi.security._MAX_WARNED", 2)
+    security = from_openapi(
+        document(), HTTPServiceConfig("api", headers={"X-Team": "x"})
+    )._client.security
+    for number in (1, 2, 1, 3):
+        security.warn(origin_of(f"https://host{number}.example"))
+
+    assert caplog.text.count("credentials are not sent to") == 2
+
+
 @pytest.mark.requirement("R06")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("follow", [False, True])

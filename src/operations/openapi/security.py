@@ -54,6 +54,9 @@ _FLOWS: dict[type[OAuthClient], str] = {
     ClientCredentials: "clientCredentials",
     PasswordCredentials: "password",
 }
+_MAX_WARNED = 1_000
+"""The number of hosts that are reported as not receiving credentials; a document and its API may name any number."""
+
 _INSTEAD = "Set a token in credentials, or a function that returns the caller's token."
 
 
@@ -351,8 +354,10 @@ class Security:
         return {name: str(value) for name, value in found.items() if value is not None}
 
     def warn(self, origin: Origin) -> None:
-        """Log once that the host of a request does not receive the credentials."""
-        if not self.is_empty and origin not in self._warned:
+        """Log once that the host of a request does not receive the credentials, for a limited number of hosts."""
+        if self.is_empty or origin in self._warned:
+            return
+        if len(self._warned) < _MAX_WARNED:
             self._warned.add(origin)
             _LOGGER.warning(
                 "%s: credentials are not sent to %s, which only the document names;"
