@@ -11,6 +11,7 @@ from tests.openapi.test_corpus import SHARED, needs_documents
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
+from operations.testing import FakeUpstream
 
 PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
@@ -96,6 +97,19 @@ async def test_a_media_type_of_an_offered_range_may_be_named(echo: Echo) -> None
     seen = await sent(doc, echo, arguments)
     assert seen.header("content-type") == "image/png"
     assert seen.body == b"\x89PNG"
+
+
+@pytest.mark.requirement("R03")
+@pytest.mark.parametrize("kind", ["image/a\r\nX: 1", "image/\n", "image/a\0"], ids=repr)
+async def test_a_named_media_type_cannot_add_a_header(kind: str) -> None:
+    doc = document("/x", "post", **offering(**{"application/json": {}, "image/*": {}}))
+    transport = FakeUpstream(doc)
+    async with imported(doc, base_url="http://api.test", transport=transport) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"body": "AAE=", "content_type": kind})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert transport.requests == []
 
 
 async def test_files_are_sent_in_the_only_type_that_holds_them(echo: Echo) -> None:

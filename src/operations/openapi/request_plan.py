@@ -47,7 +47,14 @@ from operations.openapi.reading.model import (
     ranked,
 )
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.transport import Draft, enforce_unowned, is_owned, merged_headers, name_key
+from operations.openapi.transport import (
+    Draft,
+    enforce_header,
+    enforce_unowned,
+    is_owned,
+    merged_headers,
+    name_key,
+)
 from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
 
@@ -164,6 +171,7 @@ class BodyPlan:
         if self._streams is not None and is_object(value):
             value = self._with_stream(value, chosen)
         if wanted is not None and fnmatchcase(wanted.lower(), chosen.media_type.lower()):
+            enforce_header("Content-Type", wanted)
             chosen = msgspec.structs.replace(chosen, media_type=wanted)
         if self._is_json:
             return Payload(msgspec.json.encode(value), chosen.media_type)
