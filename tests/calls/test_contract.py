@@ -282,6 +282,23 @@ async def test_a_credential_is_verified_by_the_worker(
             assert caught.value.code == ErrorCode.ACCESS_DENIED
 
 
+@pytest.mark.requirement("R08")
+async def test_a_credential_that_cannot_be_checked_now_is_reported_at_once(
+    world: World, registry: OperationRegistry
+) -> None:
+    async def resolve(token: str) -> Identity | None:
+        raise ConnectionError("the directory is down")
+
+    async with calling(world, registry, resolve=resolve) as calls:
+        for operation in ("secret.read", "echo.any"):
+            with pytest.raises(CallError) as caught:
+                async with asyncio.timeout(2):
+                    await calls.call(operation, {}, credential="good")
+            error = caught.value
+            assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)
+            assert "could not be checked" in error.message
+
+
 @pytest.mark.requirement("R07")
 async def test_a_caller_sees_only_operations_that_it_may_call(
     world: World, registry: OperationRegistry

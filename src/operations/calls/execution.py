@@ -318,7 +318,11 @@ class JobRunner(ABC):
                     credential, config.resolve, self._front.auth, config.address
                 )
             except CallError as error:
-                await quietly(self._fail(job, error))
+                if error.retryable:
+                    # The id is removed, because the caller sends the request again.
+                    self._refuse(job, error)
+                else:
+                    await quietly(self._fail(job, error))
                 return
             try:
                 self._admission.count(job, caller_key(job.identity, ""))
