@@ -20,7 +20,13 @@ from pydantic import TypeAdapter, ValidationError
 from tests.conftest import PROJECT
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
-from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations import (
+    CallError,
+    ErrorCode,
+    MCPResponseMeta,
+    OperationContext,
+    OperationRegistry,
+)
 from operations.channel import CallerChannel
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
 from operations.mcp.listing import list_entries
@@ -650,6 +656,57 @@ async def test_malformed_notifications_are_logged_seldom_and_without_their_data(
 
     assert len([record for record in caplog.records if record.name == "client"]) <= 1
     assert "canary" not in caplog.text
+
+
+@pytest.mark.requirement("R16")
+async def test_error_results_and_reports_of_a_server_contain_no_secrets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[Any] = []
+
+    async def log(level: str, data: Any, logger: str | None) -> None:
+        seen.append(data)
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        seen.append(message)
+
+    block = {"type": "text", "text": "the key canary-1 is not valid"}
+    result = {"content": [block], "structuredContent": {"key": "canary-1"}, "isError": True}
+    called = OperationContext(channel=CallerChannel(log=log, progress=progress))
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(secrets=["canary-1", "step 2"])) as client:
+            registry = await connected(client)
+            failed = await registry.execute("raw.answer", {"result": result})
+            await registry.execute("raw.log", {"data": "canary-1"})
+            await registry.execute("raw.log", {"data": {"key": "canary-1"}}, called)
+            await registry.execute("raw.progress", {}, called)
+            await eventually(lambda: len(seen) == 4)
+
+    assert failed.data == {"key": "***"}
+    assert isinstance(failed.meta, MCPResponseMeta)
+    assert "canary" not in repr(failed.meta)
+    assert seen == [{"key": "***"}, "step 1", "***", "step 3"]
+    assert "raw: ***" in caplog.text
+    assert "canary" not in caplog.text
+
+
+@pytest.mark.requirement("R16")
+async def test_the_log_of_a_server_that_does_not_start_contains_no_secrets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "operations")
+    program = """
+import json, sys
+for line in sys.stdin:
+    error = {"code": -32000, "message": "can" + "ary-1"}
+    print(json.dumps({"jsonrpc": "2.0", "id": json.loads(line).get("id"), "error": error}), flush=True)
+"""
+    config = MCPClientConfig(command=sys.executable, args=["-c", program], secrets=["canary-1"])
+    error = await failure_of(config)
+
+    assert "***" in error.message
+    assert "raw failed" in caplog.text
+    assert "canary-1" not in caplog.text
 
 
 async def test_records_of_an_application_that_logs_as_client_are_not_changed(

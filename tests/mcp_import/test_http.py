@@ -6,6 +6,7 @@ import json
 import logging
 import resource
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -963,6 +964,39 @@ async def test_a_refused_connection_reveals_no_secret() -> None:
 
     assert "***" in caught.value.details["body"]
     assert "canary" not in caught.value.details["body"]
+
+
+@pytest.mark.requirement("R16")
+async def test_a_token_endpoint_that_repeats_its_request_reveals_no_secret() -> None:
+    async def refuse(request: Request) -> Response:
+        return Response(f"{dict(request.headers)}", 400)
+
+    async def describe(request: Request) -> Response:
+        own = str(request.base_url).rstrip("/")
+        return JSONResponse(
+            {
+                "issuer": own,
+                "authorization_endpoint": f"{own}/authorize",
+                "token_endpoint": f"{own}/token",
+                "response_types_supported": ["code"],
+                "token_endpoint_auth_methods_supported": ["client_secret_basic"],
+            }
+        )
+
+    routes = [
+        Route("/.well-known/oauth-authorization-server", describe),
+        Route("/token", refuse, methods=["POST"]),
+        Route("/mcp", lambda _: Response(status_code=401), methods=["POST"]),
+    ]
+    with anyio.fail_after(20):
+        async with serving(Starlette(routes=routes)) as base:
+            auth = MCPClientCredentials(client_id="me", client_secret="can:ary", issuer=base)
+            with pytest.raises(CallError) as caught:
+                async with connect_mcp("web", MCPClientConfig(url=f"{base}/mcp", auth=auth)):
+                    pass
+
+    assert "Basic ***" in str(caught.value)
+    assert b64encode(b"me:can%3Aary").decode() not in str(caught.value)
 
 
 @pytest.mark.requirement("R16")

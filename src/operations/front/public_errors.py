@@ -12,11 +12,10 @@ Rule 5: a secret is redacted in every encoding (plain, JSON, Python string, URL)
 
 import json
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -308,4 +307,11 @@ def _redaction(secrets: set[str]) -> Callable[[str], str]:
     if not secrets:
         return str
     longest_first = sorted(secrets, key=len, reverse=True)
-    return partial(re.compile("|".join(map(re.escape, longest_first))).sub, HIDDEN)
+
+    def redact(text: str) -> str:
+        # Several times as fast as one regular expression.
+        for secret in longest_first:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    return redact

@@ -25,6 +25,7 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.limits import CallTimeout
+from operations.front.public_errors import Redactor
 from operations.mcp.catalog import ServerCatalog
 from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, LiveConnection, Retries
@@ -327,7 +328,7 @@ class MCPClient:
                 raise
             try:
                 sent = with_caller_meta(params, context, modern=session.is_modern)
-                result = await session.relay(method, sent, _progress(call))
+                result = await session.relay(method, sent, _progress(call, connection.redactor))
             except Exception as error:  # noqa: BLE001 - any error of the SDK is a failure of the call
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
@@ -338,7 +339,8 @@ class MCPClient:
                     raise failure.error from None
             else:
                 connection.is_there()
-                return result
+                is_error = result.get("isError") is True
+                return connection.redactor.redact_all(result) if is_error else result
 
     async def _was_stale(self, failure: Failure, session: RelaySession, retries: Retries) -> bool:
         """Return whether the server rejected an outdated tool definition (2026-07-28) that has been updated now."""
@@ -455,13 +457,13 @@ class MCPClient:
 
     # ------------------------------------------------------------ the server's own messages
 
-    def _callbacks(self, calls: CallsInFlight) -> dict[str, Any]:
+    def _callbacks(self, calls: CallsInFlight, redactor: Redactor) -> dict[str, Any]:
         async def log(params: types.LoggingMessageNotificationParams) -> None:
             call = calls.addressee()
             if call is not None and call.context.channel.log is not None:
-                call.deliver(_delivered(call, params))
+                call.deliver(_delivered(call, params, redactor))
             else:
-                self._log(params)
+                self._log(params, redactor)
 
         return {
             "client_info": types.Implementation(
@@ -484,7 +486,7 @@ class MCPClient:
         ):
             self._stale.set()
 
-    def _log(self, params: types.LoggingMessageNotificationParams) -> None:
+    def _log(self, params: types.LoggingMessageNotificationParams, redactor: Redactor) -> None:
         level = _LEVELS.get(params.level, logging.CRITICAL)
         if not logger.isEnabledFor(level):
             return
@@ -492,7 +494,9 @@ class MCPClient:
         if left < 0:
             return
         text = params.data if isinstance(params.data, str) else repr(params.data)
-        logger.log(level, "%s: %s", self.name, ascii(text[:_LONGEST_LOG])[1:-1])
+        # Redacted before the end is cut off, because a part of a secret is not recognised.
+        text = redactor.redact(text[: 2 * _LONGEST_LOG])[:_LONGEST_LOG]
+        logger.log(level, "%s: %s", self.name, ascii(text)[1:-1])
         if left == 0:
             logger.warning("%s: its further log messages of this minute are dropped", self.name)
 
@@ -505,13 +509,15 @@ class MCPClient:
             logger.warning("%s does not take a log level: %s", self.name, error.message)
 
 
-async def _delivered(call: CallInFlight, params: types.LoggingMessageNotificationParams) -> None:
+async def _delivered(
+    call: CallInFlight, params: types.LoggingMessageNotificationParams, redactor: Redactor
+) -> None:
     log = call.context.channel.log
     if log is not None:
-        await log(params.level, params.data, params.logger)
+        await log(params.level, redactor.redact_all(params.data), params.logger)
 
 
-def _progress(call: CallInFlight) -> OnProgress:
+def _progress(call: CallInFlight, redactor: Redactor) -> OnProgress:
     """Return the function that receives progress of a call: it restarts the time limit and forwards the progress."""
     report = call.context.channel.progress
 
@@ -520,7 +526,7 @@ def _progress(call: CallInFlight) -> OnProgress:
         if call.context.limit is not None:
             call.context.limit.restart()
         if report is not None:
-            await report(done, total, message)
+            await report(done, total, redactor.redact(message) if message else message)
 
     return progress
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
 from pathlib import Path
+from traceback import format_exception
 from typing import Any, Literal
 
 import anyio
@@ -31,6 +32,7 @@ from operations._resilience import Backoff, LogThrottle
 from operations._tasks import cancel_tasks, start_task
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
+from operations.front.public_errors import Redactor
 from operations.mcp import failures
 from operations.mcp.http import open_sse, open_streamable
 from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_id
@@ -71,7 +73,7 @@ class LiveConnection:
         self,
         name: str,
         config: MCPClientConfig,
-        callbacks: Callable[[CallsInFlight], dict[str, Any]],
+        callbacks: Callable[[CallsInFlight, Redactor], dict[str, Any]],
         on_open: Callable[[RelaySession], Awaitable[None]],
     ) -> None:
         self.name = name
@@ -98,7 +100,7 @@ class LiveConnection:
         self.calls = CallsInFlight(name, config)
         """The calls whose responses this connection waits for."""
 
-        self._callbacks = callbacks(self.calls)
+        self._callbacks = callbacks(self.calls, self.redactor)
         self._on_open = on_open
         self._owner: asyncio.Task[None] | None = None
         self._session: RelaySession | None = None
@@ -360,7 +362,10 @@ class LiveConnection:
         return opening(self.config, self.redactor)
 
     def _explain(self, error: BaseException, child: Child) -> CallError:
-        logger.debug("%s failed", self.name, exc_info=error)
+        if logger.isEnabledFor(logging.DEBUG):
+            # The server's text may repeat a secret.
+            text = self.redactor.redact("".join(format_exception(error)))
+            logger.debug("%s failed: %s", self.name, text)
         if self._session is not None:
             return self._unavailable("went away", child)
         if child.went_away:

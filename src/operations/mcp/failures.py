@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shlex
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from inspect import getfile
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 
 import httpx2
 import msgspec
@@ -270,6 +271,10 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
         yield config.auth
     elif isinstance(config.auth, MCPClientCredentials):
         yield config.auth.client_secret
+        login = [
+            quote(text, safe="") for text in (config.auth.client_id, config.auth.client_secret)
+        ]
+        yield b64encode(":".join(login).encode()).decode()
     yield from _of_addresses(config.url or "")
     for value in config.headers.values():
         yield from parts_of(value)
