@@ -381,7 +381,10 @@ class Builder(NamedTuple):
         if isinstance(value, str) and FilePath in options:
             return self.resolve(value)
         if isinstance(value, list):
-            (item,) = (get_args(each)[0] for each in options if get_origin(each) in _SEQUENCES)
+            items = [get_args(each)[0] for each in options if get_origin(each) in _SEQUENCES]
+            if not items:
+                raise KeyFaultError(path, f"{'.'.join(map(str, path))} may not be a list")
+            (item,) = items
             return tuple(
                 self.value(item, each, (*path, number), is_secret=is_secret)
                 for number, each in enumerate(cast("Sequence[Any]", value))

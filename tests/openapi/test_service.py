@@ -565,13 +565,16 @@ async def test_a_documents_media_types_cannot_add_a_header() -> None:
         ({"allowed_hosts": "api.example.com"}, "allowed_hosts"),
         ({"headers": {"X": "a\nb"}}, "headers"),
         ({"headers": {"X Y": "a"}}, "headers"),
+        ({"auth": {"type": "bearer", "token": ["pass"]}}, "auth.token"),
     ],
 )
+@pytest.mark.requirement("R16")
 def test_an_invalid_configuration_is_reported_with_its_part(
     config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         from_openapi(document(), HTTPServiceConfig(namespace="api", **config))
+    assert "pass" not in str(caught.value)
 
 
 def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:

@@ -13,8 +13,8 @@ from tests.servers import Broker, NatsServer, RedisServer, running
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import TransportError
-from operations.pubsub.nats import connect_nats
-from operations.pubsub.redis import connect_redis, connect_redis_interop
+from operations.pubsub.nats import NatsConfig, connect_nats
+from operations.pubsub.redis import RedisConfig, connect_redis, connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
 
@@ -171,3 +171,9 @@ async def test_messages_of_a_websocket_are_not_logged(
 async def test_one_of_several_nats_servers_is_enough(nats_server: Broker) -> None:
     async with connect_nats(f"nats://127.0.0.1:1, {nats_server.url}") as target:
         assert target.is_connected
+
+
+@pytest.mark.requirement("R16")
+def test_the_repr_of_a_config_does_not_show_the_address() -> None:
+    assert SECRET not in repr(RedisConfig(f"redis://user:{SECRET}@127.0.0.1:1"))
+    assert SECRET not in repr(NatsConfig(f"nats://user:{SECRET}@127.0.0.1:1"))

@@ -346,8 +346,9 @@ class HTTPServiceConfig(ConnectionConfig):
             try:
                 origin_of(self.base_url)
             except ValueError as error:
+                # The address is not shown, because it may contain a password.
                 raise ValueError(
-                    f"base_url is {error}: {self.base_url!r}. It looks like https://api.example.com/v1"
+                    f"base_url is {error}. It looks like https://api.example.com/v1"
                 ) from None
         for name, value in {**self.headers, **self.call_headers}.items():
             if not is_header(name, "" if callable(value) else value):

@@ -66,7 +66,7 @@ one."""
 class BrokerConfig:
     """Settings of connections to every broker."""
 
-    url: str
+    url: str = field(repr=False)
 
     password: str | None = field(default=None, repr=False, kw_only=True)
     """The password of the user."""
@@ -141,7 +141,7 @@ class BrokerConfig:
 class RedisConfig(BrokerConfig):
     """A connection to Redis."""
 
-    url: str = "redis://127.0.0.1:6379"
+    url: str = field(default="redis://127.0.0.1:6379", repr=False)
     """`redis://`, or `rediss://` for TLS; `redis+sentinel://host:26379,host:26379/mymaster` for a master that Sentinel
     manages; `redis+cluster://host:6379,host:6379` for a cluster, where the prefix determines the shard."""
 
@@ -188,7 +188,7 @@ class RedisConfig(BrokerConfig):
 class NatsConfig(BrokerConfig):
     """A connection to NATS."""
 
-    url: str = "nats://127.0.0.1:4222"
+    url: str = field(default="nats://127.0.0.1:4222", repr=False)
     """`nats://`, `tls://` (requires TLS), `ws://` or `wss://`; several are separated by commas."""
 
     prefix: str = field(default="operations", kw_only=True)
