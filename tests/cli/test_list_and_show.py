@@ -76,16 +76,16 @@ def test_show_draws_schemas_access_errors_and_origin(run: Run) -> None:
     ):
         assert words in shown
     assert "operations call work.ship to.street=... size=... notes=..." in shown
-    assert "needs all of work:admin" in run("show", "work.secret").out
+    assert "requires scope: work:admin" in run("show", "work.secret").out
     assert "TIRED" in run("show", "work.fail").out
 
 
 LIMITED = """
 from typing import Annotated, Literal
 from msgspec import Meta
-from operations import operation
+from operations import AccessControl, operation
 
-@operation("limits.of")
+@operation("limits.of", access=AccessControl(["a", "b"], ["c", "d"], "project", "edit", "/code"))
 async def of(
     stars: Annotated[int, Meta(ge=1, le=5)],
     code: Annotated[str, Meta(pattern="^[a-z]+$", max_length=8)],
@@ -104,6 +104,7 @@ def test_show_prints_ranges_patterns_null_and_enums_inside_lists(run: Run, folde
     shown = run("show", "limits.of", "--config", "other.toml").out
 
     for line in (
+        "requires scopes: a, b; one of the scopes: c, d; edit on the project at /code of the input",
         "stars  integer (1 to 5)",
         "code  string (at most 8 characters, matching ^[a-z]+$)",
         "tags  list of (red | green | null)",

@@ -456,6 +456,11 @@ def test_the_doctor_examines_a_document(run: Run, folder: Path) -> None:
     found = {(each["what"], each["state"]) for each in ran.json["findings"]}
     assert ("document", "ok") in found
     assert ("api.a", "failed") in found
+    parameter = {"in": "query", "name": "a", "schema": {"$ref": "#/nowhere"}}
+    document["paths"] = {"/a": {"get": {"parameters": [parameter], "responses": {}}}}
+    (folder / "shop.json").write_bytes(msgspec.json.encode(document))
+    warned = run("doctor", "shop.json")
+    assert (warned.code, warned.err) == (ExitCode.DONE, "1 warning\n")
     assert run("doctor", "missing.json").code == ExitCode.FAILED
     elsewhere = run("doctor", "ftp://127.0.0.1/shop.json")
     assert elsewhere.code == ExitCode.FAILED

@@ -108,12 +108,18 @@ async def doctor(
         await _check_all(common, report)
     else:
         await _check_document(document, report, verbose=common.verbose)
-    failed = sum(finding["state"] == "failed" for finding in findings)
+    states = [finding["state"] for finding in findings]
+    failed, warnings = states.count("failed"), states.count("warning")
     if screen.json:
         screen.value({"ok": not failed, "findings": findings})
     else:
-        whole = "everything is available" if document is None else "no problems found"
-        screen.note(whole if not failed else f"{counted(failed, 'problem')} to fix", "bold")
+        if failed:
+            whole = f"{counted(failed, 'problem')} to fix"
+        elif document is None:
+            whole = "everything is available"
+        else:
+            whole = counted(warnings, "warning") if warnings else "no problems found"
+        screen.note(whole, "bold")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 

@@ -224,13 +224,17 @@ def access_in_words(access: AccessControl) -> str:
     if access.is_open:
         return "open to all"
     needs: list[str] = []
-    if access.required_scopes:
-        needs.append("all of " + ", ".join(access.required_scopes))
+    scopes = access.required_scopes
+    if scopes:
+        needs.append(f"{'scope' if len(scopes) == 1 else 'scopes'}: {', '.join(scopes)}")
     if access.required_scopes_any:
-        needs.append("one of " + ", ".join(access.required_scopes_any))
+        needs.append("one of the scopes: " + ", ".join(access.required_scopes_any))
     if access.resource_type is not None:
-        needs.append(f"{access.resource_action} on some {access.resource_type}")
-    return "needs " + " and ".join(needs)
+        pointer = access.resource_input
+        which = "some" if pointer is None else "the"
+        place = "" if pointer is None else f" at {pointer} of the input"
+        needs.append(f"{access.resource_action} on {which} {access.resource_type}{place}")
+    return "requires " + "; ".join(needs)
 
 
 def _tree(name: str, outline: Outline) -> Tree:
