@@ -14,6 +14,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from tests.authority.test_grants import BrokenValues
@@ -490,6 +491,22 @@ async def test_following_the_queue_does_not_delay_a_shutdown() -> None:
 
     with pytest.raises(StopAsyncIteration):
         await anext(queue)
+
+
+async def test_a_call_that_waits_for_approval_does_not_delay_a_shutdown() -> None:
+    office = Office(hold=60)
+    approvals = office.registry.authority.approvals
+    call = asyncio.create_task(office.call())
+    while not await approvals.pending(OperationContext(trusted=True)):
+        await asyncio.sleep(0)
+
+    approvals.is_up = lambda: False
+
+    with anyio.fail_after(5):
+        assert await call == REQUIRED
+    await office.answer()
+    approvals.is_up = lambda: True
+    assert await office.call() == "deleted", "the request stays valid"
 
 
 # ---------------------------------------------------------------------- the ledger

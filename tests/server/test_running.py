@@ -21,6 +21,7 @@ from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
 from operations import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
 from operations.calls import PendingRequestMap
+from operations.front.config import MCPServerSettings
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app
@@ -140,6 +141,45 @@ async def test_a_server_with_its_own_loop_shuts_down_as_gracefully(
             server.should_exit = True
             assert b'event: error\ndata: {"code":"UNAVAILABLE"' in await response.content.read()
             await serving
+
+
+@pytest.mark.requirement("R38")
+@pytest.mark.parametrize("kind", ["mutation", "query"])
+@pytest.mark.parametrize("path", ["/test/run", "/call", "/mcp"])
+async def test_f25_a_call_over_http_that_outlives_the_grace_ends_with_an_error(
+    path: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_module, "GRACE", 0.2)
+    registry, began = OperationRegistry(), asyncio.Event()
+
+    @registry.operation("test.run", type=kind)
+    async def run() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    bodies: dict[str, Any] = {
+        "/test/run": {},
+        "/call": {"operation": "test.run", "input": {}},
+        "/mcp": {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "test__run"},
+        },
+    }
+    app = create_app(registry, mcp=MCPServerSettings(stateless=True))
+    with anyio.fail_after(20):
+        async with aiohttp.ClientSession(headers=MCP_HEADERS) as client:
+            async with running(app) as url:
+                call = asyncio.create_task(client.post(url + path, json=bodies[path]))
+                await began.wait()
+            response = await call
+            failed = await response.json()
+
+    assert response.status == 503
+    assert failed["code"] == ErrorCode.UNAVAILABLE
+    # The operation of an MCP request is not known there.
+    assert failed.get("retryable", False) is (kind == "query" and path != "/mcp")
 
 
 def _watched() -> OperationRegistry:

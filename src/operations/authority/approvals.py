@@ -48,7 +48,7 @@ _MAX_PENDING = 100
 """The largest number of requests without an answer that one caller, or the holders of one grant, may have."""
 
 _LOOK_SECONDS = 0.5
-"""Seconds within which subscribers of the queue notice that the server shuts down."""
+"""Seconds within which waiting calls, and subscribers of the queue, notice that the server shuts down."""
 
 _BEFORE_DEADLINE = 1.0
 """A waiting call ends this many seconds before the caller's deadline."""
@@ -121,7 +121,7 @@ class Approvals:
         store: Stores the requests.
 
     Attributes:
-        is_up: Returns False while the server shuts down, so that subscriptions of the queue end.
+        is_up: Returns False while the server shuts down, so that waiting calls and subscriptions of the queue end.
     """
 
     def __init__(self, store: Store) -> None:
@@ -176,15 +176,23 @@ class Approvals:
     async def _wait(self, ends: float, changed: Signal, context: OperationContext) -> bool:
         """Wait for a change of the store; return False if the waiting time is over."""
         seconds = min(ends - monotonic(), self._store.poll_seconds)
-        if seconds <= 0 or self._waiting >= MAX_WAITING:
+        if seconds <= 0 or self._waiting >= MAX_WAITING or not self.is_up():
             return False
         self._waiting += 1
         try:
             with lent_slot():
-                await context.answered(_wait_at_most(seconds, changed))
+                await context.answered(self._changed_within(seconds, changed))
         finally:
             self._waiting -= 1
         return True
+
+    async def _changed_within(self, seconds: float, changed: Signal) -> None:
+        """Wait for a change of the store, at most for some seconds or until the server shuts down."""
+        ends = monotonic() + seconds
+        while self.is_up() and not changed.is_set() and monotonic() < ends:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(ends - monotonic(), _LOOK_SECONDS)):
+                    await changed.wait()
 
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; create one if there is none or the last one has ended."""
@@ -284,15 +292,7 @@ class Approvals:
             soonest = min((each.until for each in found), default=inf)
             # Requests also expire.
             seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
-            ends = monotonic() + min(seconds, self._store.poll_seconds)
-            while self.is_up() and not changed.is_set() and monotonic() < ends:
-                await _wait_at_most(min(ends - monotonic(), _LOOK_SECONDS), changed)
-
-
-async def _wait_at_most(seconds: float, changed: Signal) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await changed.wait()
+            await self._changed_within(min(seconds, self._store.poll_seconds), changed)
 
 
 async def _ask(record: Approval, context: OperationContext) -> object:

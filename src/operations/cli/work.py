@@ -84,6 +84,7 @@ async def work(
             following(hub, {f"broker:{chosen}": lambda: target.is_connected}),
             _shown(hub, worker, host, port) as url,
         ):
+            hub.registry.authority.approvals.is_up = lambda: worker.is_serving
             with writing_logs(file, verbose=common.verbose):
                 with shutdown_event() as shutdown:
                     await settle(hub, screen, common)

@@ -24,6 +24,7 @@ from operations.channel import NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.errors import (
     CallError,
+    ErrorCode,
     ExpiredError,
     cancelled_elsewhere,
     map_error,
@@ -371,6 +372,18 @@ class RequestState:
         task.uncancel()
         return cancelled_elsewhere(operation_id)
 
+    def stopped(self) -> CallError | None:
+        """Return the error of a call that the server of this package ends because it shuts down; None otherwise."""
+        task = asyncio.current_task()
+        if self.front.open_streams.grace is None or not isinstance(task, RequestTask):
+            return None
+        task.uncancel()
+        # A mutation may have had an effect.
+        is_repeatable = self.spec is not None and self.spec.replayable
+        return CallError(
+            ErrorCode.UNAVAILABLE, "The server is shutting down", retryable=is_repeatable
+        )
+
     def cancelled(self) -> Reply | None:
         """Return the response to the cancelled request: a timeout error; None if the client has disconnected."""
         if self.timeout.disconnected:
@@ -429,9 +442,14 @@ class RequestPipeline:
             except ClientDisconnectedError:
                 reply = None
             except asyncio.CancelledError:
-                if not (timeout.timed_out or timeout.disconnected) or timeout.stop():
+                if not (timeout.timed_out or timeout.disconnected):
+                    if (stopped := state.stopped()) is None:
+                        raise
+                    reply = state.failure(stopped)
+                elif timeout.stop():
                     raise
-                reply = state.cancelled()
+                else:
+                    reply = state.cancelled()
             except Exception as error:  # noqa: BLE001 - the caller gets a response in any case
                 unexpected = map_error(error)
                 unexpected.__cause__ = error
