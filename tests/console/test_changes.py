@@ -107,3 +107,14 @@ def test_recent_calls_are_shown_again_when_the_server_is_back(garden: Eyes) -> N
 
     page.context.set_offline(False)
     expect(page.get_by_role("main")).to_contain_text("No calls yet.")
+
+
+def test_an_unreachable_server_is_reported_until_it_is_back(garden: Eyes) -> None:
+    page = garden.open("#/garden.plant")
+    page.get_by_label("name").first.fill("half wri")
+    page.context.set_offline(True)
+    expect(page.locator("#absent")).to_have_text("The server cannot be reached. Trying again…")
+
+    page.context.set_offline(False)
+    expect(page.locator("#absent")).to_be_hidden()
+    expect(page.get_by_label("name").first).to_have_value("half wri")

@@ -174,15 +174,29 @@ def test_a_page_whose_stream_is_rejected_is_not_built_again(eyes: Eyes) -> None:
     expect(button).to_be_focused()
 
 
+def test_a_page_asks_to_sign_in_when_the_session_has_ended(eyes: Eyes) -> None:
+    page = eyes.open("#/~sources")
+    sign_in(page, OPERATOR)
+    expect(page.get_by_role("row", name="openapi:shop")).to_be_visible()
+
+    page.context.clear_cookies()
+    expect(page.get_by_role("main")).to_contain_text("You may see it after you sign in.")
+    page.get_by_role("main").get_by_role("button", name="Sign in").click()
+    page.get_by_label("Key or token").fill(OPERATOR)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("row", name="openapi:shop")).to_be_visible()
+
+
 @pytest.mark.requirement("R15")
 def test_other_callers_see_only_the_names_of_disconnected_sources(eyes: Eyes, axe: str) -> None:
-    eyes.witness.expect("/schema", 404)
     page = eyes.open("#/~sources", csp=False)
+    expect(page.get_by_role("main")).to_contain_text("You may see it after you sign in.")
     sign_in(page, READER)
     expect(page.locator("#absent")).to_have_text("Not connected: late")
     expect(page.get_by_role("link", name="Sources", exact=True)).to_be_hidden()
-    expect(page.get_by_role("main")).to_contain_text("OPERATION_NOT_FOUND")
-    expect(page.get_by_role("button", name="Retry")).to_have_count(0)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sources")
+    expect(page.get_by_role("main")).to_contain_text("You may not see this page.")
+    expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
 
     page.get_by_role("button", name="Sign out").click()
     sign_in(page, OPERATOR)

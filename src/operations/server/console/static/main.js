@@ -17,7 +17,7 @@ import { WorkersPage } from "./workers.js";
 
 const MANY = 300;
 const LOOK_SECONDS = 2;
-const LONGEST_SECONDS = 60;
+const LONGEST_SECONDS = 10;
 const CALLS = "~calls";
 const SOURCES = "~sources";
 const WORKERS = "~workers";
@@ -35,6 +35,7 @@ class Console {
     this.filterBar = document.getElementById("filters");
     this.links = Object.fromEntries(Object.keys(PAGES).map((page) => [page, document.getElementById(page.slice(1))]));
     this.absent = document.getElementById("absent");
+    this.disconnected = "";
     this.list = new OperationList({ leaveUp: () => this.search.focus() });
     document.getElementById("list").append(this.list.element);
     this.session = new Session(() => this.onIdentity());
@@ -65,12 +66,14 @@ class Console {
       const news = await api.overview(tag);
       // Signing in or out meanwhile has already refreshed the page.
       if (news !== null && this.tag === tag) await this.take(news);
+      this.announce(this.disconnected);
       if (this.page?.isLost) await this.route();
       pause = LOOK_SECONDS;
     } catch (error) {
       // The session may have ended.
       if (error.status === 401) await this.session.look();
       // Keep the page while the server restarts.
+      if (error.isLost) this.announce("The server cannot be reached. Trying again…");
       pause = Math.min(2 * pause, LONGEST_SECONDS);
     }
     clearTimeout(this.next);
@@ -79,14 +82,27 @@ class Console {
 
   /** Update the list after a change, without disturbing the open page or its input. */
   async take(overview) {
-    const wasMissing = this.problem !== null || !this.catalog.byId.has(this.wanted());
+    const wasMissing = this.problem !== null || !this.offers(this.wanted());
     this.use(overview);
     this.drawFilters();
     this.refresh({ stay: true });
     // The caller may have changed: the session may have ended, or another tab may have signed in.
     await this.session.look();
     const wanted = this.wanted();
-    if (!(wanted in PAGES) && wasMissing && (wanted === "" || this.catalog.byId.has(wanted))) await this.route();
+    const isMissing = !this.offers(wanted);
+    if (wasMissing ? wanted === "" || !isMissing : isMissing && wanted in PAGES) await this.route();
+  }
+
+  /** Whether the caller may see a page or an operation. */
+  offers(wanted) {
+    return wanted in PAGES ? !this.links[wanted].hidden : this.catalog.byId.has(wanted);
+  }
+
+  /** Show what is missing. */
+  announce(words) {
+    this.absent.hidden = words === "";
+    // Announce only changes.
+    if (this.absent.textContent !== words) this.absent.textContent = words;
   }
 
   use({ operations, hasCalls, disconnected, tag }) {
@@ -95,10 +111,8 @@ class Console {
     this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
     this.links[WORKERS].hidden = !this.catalog.byId.has("hub.watch_workers");
     this.links[APPROVALS].hidden = !this.catalog.byId.has("approvals.watch");
-    this.absent.hidden = disconnected.length === 0;
-    const words = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
-    // Announce only changes.
-    if (this.absent.textContent !== words) this.absent.textContent = words;
+    this.disconnected = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
+    this.announce(this.disconnected);
     this.tag = tag;
     this.problem = null;
   }
@@ -183,16 +197,19 @@ class Console {
     if (this.problem) return { element: failure(this.problem, undefined, { signIn }) };
     if (wanted === "") return { element: this.welcome() };
     if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });
+    if (wanted in PAGES && !this.offers(wanted)) {
+      return { element: this.missing(PAGES[wanted], el("p", {}, "You may not see this page."), true) };
+    }
     const may = (id) => this.catalog.byId.has(id);
-    if (wanted === SOURCES && may("hub.watch")) return new SourcesPage({ may });
-    if (wanted === WORKERS && may("hub.watch_workers")) return new WorkersPage({ may });
-    if (wanted === APPROVALS && may("approvals.watch")) return new ApprovalsPage({ may });
+    if (wanted === SOURCES) return new SourcesPage({ may });
+    if (wanted === WORKERS) return new WorkersPage({ may });
+    if (wanted === APPROVALS) return new ApprovalsPage({ may });
     try {
       const spec = await api.schema(wanted);
       const source = this.catalog.byId.get(wanted)?.source ?? "local";
       return new OperationPage(spec, { source, isSignedIn, signIn });
     } catch (error) {
-      return { element: this.missing(wanted, error), isLost: error.isLost };
+      return { element: this.missing(wanted, failure(error, undefined, { signIn }), error.status === 404), isLost: error.isLost };
     }
   }
 
@@ -208,14 +225,13 @@ class Console {
   }
 
   /** Explain that another caller may see this page. */
-  missing(id, error) {
-    const isHidden = error.status === 404 && this.session.identity === null;
+  missing(title, reason, isHidden) {
     return el(
       "article",
       { class: "operation" },
-      el("header", { class: "title" }, el("h1", { tabIndex: -1 }, id)),
-      failure(error, undefined, { signIn: this.session.ask }),
-      isHidden
+      el("header", { class: "title" }, el("h1", { tabIndex: -1 }, title)),
+      reason,
+      isHidden && this.session.identity === null
         ? el(
             "p",
             { class: "perhaps" },
