@@ -1,11 +1,18 @@
 """Behind nginx and HAProxy with the settings of the recipes, callers get what the server sends, when it sends it."""
 
 import asyncio
+import re
 import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -85,16 +92,20 @@ def proxy(kind: str, recipe: str, folder: Path, port: int, more: str = "") -> It
         process.wait()
 
 
+def certify(folder: Path) -> ssl.SSLContext:
+    """Write the certificate of a proxy; return a context that trusts it."""
+    make_certificate(folder)
+    both = (folder / "server.pem").read_text() + (folder / "key.pem").read_text()
+    (folder / "both.pem").write_text(both)
+    return ssl.create_default_context(cafile=str(folder / "server.pem"))
+
+
 @asynccontextmanager
 async def behind(
     kind: str, folder: Path, more: str = "", *, idle: str = "60s", **options: Any
 ) -> AsyncGenerator[World]:
     """A server behind a proxy with the settings of its recipe."""
-    make_certificate(folder)
-    both = (folder / "server.pem").read_text() + (folder / "key.pem").read_text()
-    (folder / "both.pem").write_text(both)
-    trusting = ssl.create_default_context(cafile=str(folder / "server.pem"))
-    port = free_port()
+    trusting, port = certify(folder), free_port()
     world = World(f"https://127.0.0.1:{port}/hub", trusting)
 
     async def resolve(connection: HTTPConnection) -> Identity | None:
@@ -104,19 +115,28 @@ async def behind(
     options |= {"mcp": True, "websocket": True, "identity": resolve, "root_path": "/hub"}
     app = create_app(build_registry(world), **options)
     async with running(app, trusted_proxies=["127.0.0.1"], keep_alive=75) as url:
-        name = "nginx.conf" if kind == "nginx" else "haproxy.cfg"
-        recipe = (RECIPES / name).read_text("utf-8")
-        for old, new in (
-            ("listen 443", f"listen 127.0.0.1:{port}"),
-            ("bind :443", f"bind 127.0.0.1:{port}"),
-            ("/etc/ssl/hub.key", str(folder / "key.pem")),
-            ("/etc/ssl/hub.pem", str(folder / "both.pem")),
-            ("127.0.0.1:8000", url.removeprefix("http://")),
-            (" 60s", f" {idle}"),
-        ):
-            recipe = recipe.replace(old, new)
+        recipe = recipe_of(kind, folder, port, url).replace(" 60s", f" {idle}")
         with proxy(kind, recipe, folder, port, more):
             yield world
+
+
+def recipe_of(kind: str, folder: Path, port: int, *urls: str) -> str:
+    """Return the recipe of a proxy at `port`, for one or more servers."""
+    recipe = (RECIPES / ("nginx.conf" if kind == "nginx" else "haproxy.cfg")).read_text("utf-8")
+    (server,) = re.findall(r"^ +server.* 127\.0\.0\.1:8000.*\n", recipe, re.MULTILINE)
+    servers = (
+        server.replace("127.0.0.1:8000", url.removeprefix("http://")).replace(" hub ", f" hub{n} ")
+        for n, url in enumerate(urls)
+    )
+    for old, new in (
+        (server, "".join(servers)),
+        ("listen 443", f"listen 127.0.0.1:{port}"),
+        ("bind :443", f"bind 127.0.0.1:{port}"),
+        ("/etc/ssl/hub.key", str(folder / "key.pem")),
+        ("/etc/ssl/hub.pem", str(folder / "both.pem")),
+    ):
+        recipe = recipe.replace(old, new)
+    return recipe
 
 
 def build_registry(world: World) -> OperationRegistry:
@@ -263,6 +283,40 @@ async def test_calls_and_streams_stop_with_their_callers(kind: str, tmp_path: Pa
             async with aclosing(registry.subscribe("test.watch")) as items:
                 assert (await anext(items)).data == 1
             await world.stopped.wait()
+
+
+@on_each
+async def test_a_stopped_server_neither_fails_nor_delays_requests(
+    kind: str, tmp_path: Path
+) -> None:
+    trusting, port = certify(tmp_path), free_port()
+    registry = OperationRegistry()
+
+    @registry.operation("test.count")
+    async def count() -> None:
+        """A mutation, which a proxy may not repeat after it has been sent."""
+
+    def server() -> AbstractAsyncContextManager[str]:
+        app = create_app(registry, root_path="/hub")
+        return running(app, trusted_proxies=["127.0.0.1"], keep_alive=75)
+
+    async with server() as staying, AsyncExitStack() as stack:
+        leaving = await stack.enter_async_context(server())
+        recipe = recipe_of(kind, tmp_path, port, staying, leaving)
+        with proxy(kind, recipe, tmp_path, port), anyio.fail_after(20):
+            connector = aiohttp.TCPConnector(ssl=trusting)
+            async with aiohttp.ClientSession(connector=connector) as session:
+
+                async def call() -> int:
+                    async with session.post(f"https://127.0.0.1:{port}/hub/test/count") as response:
+                        return response.status
+
+                assert await asyncio.gather(*[call() for _ in range(20)]) == [200] * 20
+                await stack.aclose()
+                # HAProxy would try the stopped server three times, after a second each.
+                with anyio.fail_after(2.5):
+                    statuses = await asyncio.gather(*[call() for _ in range(20)])
+                assert statuses == [200] * 20
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
