@@ -96,62 +96,65 @@ async def call(
     screen = common.screen()
     async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
         front = _front_of(hub)
-        who = await caller(hub, as_)
+        context = await caller(hub, as_)
         spec = hub.spec(operation_id)
-        if not who.trusted:
-            front.enforce_visible(spec, who.identity)
+        if not context.trusted:
+            front.enforce_visible(spec, context.identity)
         is_stream = spec.type is OperationType.SUBSCRIPTION
         if count is not None and not is_stream:
             what = f"{operation_id} is a {spec.type.value}"
             raise CycloptsError(msg=f"--count applies only to subscriptions; {what}")
         if output is not None:
             enforce_writable(output)
-        outline = Outline.of(spec.input_schema)
-        value = read_input(input, outline, front.limits)
         operation = hub.registry.get(operation_id)
         files = None if operation is None else operation.files
-        is_streamed = files is not None and files.takes_files
+        outline = Outline.of(spec.input_schema)
+        value = read_input(input, outline, front.limits)
         for each in upload:
+            is_streamed = files is not None and files.takes_files
             put_file(value, each, outline, screen.warn, is_streamed=is_streamed)
-        saves = output is not None and files is not None and files.returns_files and not envelope
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        # A large file needs no total time limit; the service ends a transfer that makes no progress.
-        has_default = not (is_stream or upload or saves)
-        seconds = (
-            call_seconds(operation, front.timeout) if timeout is None and has_default else timeout
-        )
-        deadline = None if seconds is None else (time() + seconds) * 1000
+        is_transfer = bool(upload)
+        if output is not None and not envelope and files is not None and files.returns_files:
+            # The service writes the file itself, so nothing is left to write here.
+            value, output, is_transfer = {**value, files.save_to: output}, None, True
+        if timeout is None and not (is_stream or is_transfer):
+            # A large file needs no total time limit; the service ends a transfer that makes no progress.
+            timeout = call_seconds(operation, front.timeout)
+        terminal = _Terminal(screen, operation_id)
         with (
-            front.admit(caller_key(who.identity, "terminal"), is_stream=is_stream),
-            terminal_channel(screen, operation_id) as (channel, clear),
+            front.admit(caller_key(context.identity, "terminal"), is_stream=is_stream),
+            terminal.channel() as channel,
         ):
-            context = OperationContext(
-                identity=who.identity,
-                deadline=deadline,
+            context = context.changed(
+                deadline=None if timeout is None else (time() + timeout) * 1000,
                 channel=channel,
-                trusted=who.trusted,
                 # Return the whole result, because a later command cannot use a cursor.
                 whole=True,
                 registry=hub.registry,
             )
-            if saves and files is not None:
-                value = {**value, files.save_to: output}
-            printer = _Printer(screen, clear, envelope, None if saves else output)
-            try:
+            printer = _Printer(screen, terminal, envelope, output)
+            with _public_errors(context, front, screen, common):
                 if is_stream:
-                    if output is not None:
-                        # Each item is appended.
-                        output.write_bytes(b"")
                     items = hub.registry.subscribe(operation_id, value, context)
                     return await printer.follow(items, count)
                 return printer.result(await hub.registry.execute(operation_id, value, context))
-            except CallError as error:
-                expose = who.trusted or front.expose_errors
-                public = public_error(error, context.request_id, expose=expose, log=common.verbose)
-                if error.unexpected and not (expose or common.verbose or common.json):
-                    screen.note("this caller does not see the cause; --verbose prints it", "dim")
-                raise public from error
+
+
+@contextmanager
+def _public_errors(
+    context: OperationContext, front: Front, screen: Screen, common: Common
+) -> Generator[None]:
+    """Raise the error of a call as its caller may see it."""
+    try:
+        yield
+    except CallError as error:
+        expose = context.trusted or front.expose_errors
+        public = public_error(error, context.request_id, expose=expose, log=common.verbose)
+        if error.unexpected and not (expose or common.verbose or common.json):
+            screen.note("this caller does not see the cause; --verbose prints it", "dim")
+        raise public from error
 
 
 def _front_of(hub: Hub) -> Front:
@@ -164,16 +167,16 @@ def _front_of(hub: Hub) -> Front:
 
 @dataclass(frozen=True, slots=True)
 class _Printer:
-    """Prints the results of a call; `_clear` removes the progress bar before each."""
+    """Prints the results of a call."""
 
     _screen: Screen
-    _clear: Callable[[], None]
+    _terminal: "_Terminal"
     _whole: bool
     _file: Path | None
 
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
         """Print one result; return the exit code, which is not 0 for an error result of an MCP tool."""
-        self._clear()
+        self._terminal.clear()
         code = ExitCode.DONE
         try:
             envelope.raise_for_error()
@@ -192,6 +195,8 @@ class _Printer:
 
     async def follow(self, items: Subscription, count: int | None) -> int:
         """Print the items of a subscription until it ends, or until Ctrl-C, which is a normal end."""
+        if self._file is not None:
+            self._file.write_bytes(b"")  # each item is appended
         with suppress(asyncio.CancelledError):
             async with aclosing(items):
                 async for envelope in items:
@@ -201,7 +206,7 @@ class _Printer:
         return ExitCode.DONE
 
     def _item(self, envelope: ResponseEnvelope[Any]) -> None:
-        self._clear()
+        self._terminal.clear()
         if self._file is not None:
             with self._file.open("ab") as file:
                 file.write(self._bytes(envelope) + b"\n")
@@ -299,64 +304,67 @@ _LINE_SECONDS = 1.0
 _LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
 
 
-@contextmanager
-def terminal_channel(
-    screen: Screen, title: str
-) -> Generator[tuple[CallerChannel, Callable[[], None]]]:
-    """Show progress, log messages and questions of a call for the duration of a `with` block.
+class _Terminal:
+    """Shows the progress, log messages and questions of one call."""
 
-    Yields the channel, and a function to call before a result is printed.
-    """
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        console=screen.err,
-        transient=True,
-        disable=not screen.err.is_terminal or screen.json,
-    )
-    bar = progress.add_task(printable(title), total=None, visible=False)
-    next_line = 0.0
+    def __init__(self, screen: Screen, title: str) -> None:
+        self._screen = screen
+        self._title = title
+        self._next_line = 0.0
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            console=screen.err,
+            transient=True,
+            disable=not screen.err.is_terminal or screen.json,
+        )
+        self._bar = self._progress.add_task(printable(title), total=None, visible=False)
 
-    async def show(done: float, total: float | None, message: str | None) -> None:
-        nonlocal next_line
+    @contextmanager
+    def channel(self) -> Generator[CallerChannel]:
+        """Connect a call to the terminal for the duration of a `with` block."""
+        elicit = self._elicit if self._screen.can_ask else None
+        try:
+            yield CallerChannel(progress=self._show, log=self._log, elicit=elicit)
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove the progress bar, so that other output can be printed."""
+        self._progress.stop()
+
+    async def _show(self, done: float, total: float | None, message: str | None) -> None:
+        title, progress = printable(message or self._title), self._progress
         if progress.disable:
-            if not screen.json and monotonic() >= next_line:
-                next_line = monotonic() + _LINE_SECONDS
+            if not self._screen.json and monotonic() >= self._next_line:
+                self._next_line = monotonic() + _LINE_SECONDS
                 share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
-                screen.note(f"{printable(message or title)}: {share}")
+                self._screen.note(f"{title}: {share}")
             return
         progress.start()
-        progress.update(
-            bar, completed=done, total=total, description=printable(message or title), visible=True
-        )
+        progress.update(self._bar, completed=done, total=total, description=title, visible=True)
         # Refresh at once, because a handler that computes after its report blocks the automatic refresh.
         progress.refresh()
 
-    async def log(level: str, data: object, name: str | None) -> None:
+    async def _log(self, level: str, data: object, name: str | None) -> None:
         text = data if isinstance(data, str) else encoded(data)
         prefix = level if name is None else f"{level}: {name}"
-        screen.note(f"{printable(prefix)}: {text}", "yellow" if level in _LOUD else "dim")
+        self._screen.note(f"{printable(prefix)}: {text}", "yellow" if level in _LOUD else "dim")
 
-    async def elicit(message: str, schema: JSONObject) -> JSONObject:
-        progress.stop()
-        screen.note(message, "bold")
+    async def _elicit(self, message: str, schema: JSONObject) -> JSONObject:
+        self.clear()
+        self._screen.note(message, "bold")
         try:
             if not schema.get("properties"):
                 # Without properties it is a yes-or-no question.
-                is_yes = confirm(screen)
+                is_yes = confirm(self._screen)
                 return {"action": "accept" if is_yes else "decline", "content": {}}
-            content = ask_for_missing({}, Outline(schema), screen)
+            content = ask_for_missing({}, Outline(schema), self._screen)
         except KeyboardInterrupt:
             return {"action": "cancel"}
         return {"action": "accept", "content": content}
-
-    try:
-        channel = CallerChannel(progress=show, log=log, elicit=elicit if screen.can_ask else None)
-        yield channel, progress.stop
-    finally:
-        progress.stop()
 
 
 # ------------------------------------------------------------ operations trace

@@ -64,10 +64,7 @@ async def list_operations(
     screen = common.screen()
     wanted = SourceFilter(namespace=namespace, source=source)
     async with open_session(common, screen, wanted) as hub:
-        if source is not None and not hub.sources and source not in get_args(Kind):
-            labels = dict.fromkeys(each.label for each in sources_of(hub.file))
-            known = ", ".join(labels) or "none"
-            raise OperationsError(f"there is no source {source}; the config has: {known}")
+        _enforce_known(source, hub)
         context = await caller(hub, as_)
         found = await Gateway(hub.registry).search(
             " ".join(words),
@@ -89,6 +86,13 @@ async def list_operations(
         # The requested source, or a source with the requested namespace, may be absent.
         is_absent = not wanted.is_all and hub.absent(None if source else namespace)
         return ExitCode.UNAVAILABLE if is_absent and not chosen else None
+
+
+def _enforce_known(source: str | None, hub: Hub) -> None:
+    if source is not None and not hub.sources and source not in get_args(Kind):
+        labels = dict.fromkeys(each.label for each in sources_of(hub.file))
+        known = ", ".join(labels) or "none"
+        raise OperationsError(f"there is no source {source}; the config has: {known}")
 
 
 async def caller(hub: Hub, name: str | None) -> OperationContext:
