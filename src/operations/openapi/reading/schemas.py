@@ -100,7 +100,7 @@ _VALUES = _SCHEMA | _ANY | {"items", "example", "examples"}
 """Keywords whose value is a schema or data, so that a `$ref` in it does not replace the whole value."""
 
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
-_SCHEMA_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
+_SCHEMA_MAPS = frozenset({"patternProperties", "dependentSchemas"})
 
 __all__ = ["Direction", "SchemaConverter", "SchemaDraft"]
 
@@ -214,6 +214,7 @@ class SchemaDraft:
         return self._convert(item, at)
 
     def _keywords(self, schema: JSONObject, at: _Position) -> JSONObject:
+        """Convert the keywords of a schema; unknown keywords and invalid values are left out."""
         closing: list[Any] = []
         hidden, is_opened = at.hidden, at.is_opened
         if "properties" in schema or "allOf" in schema:
@@ -227,47 +228,56 @@ class SchemaDraft:
                 value = self.converter.value(value)  # noqa: PLW2901 - the same keyword, found
             if key in _CORRECTED:
                 put(out, key, _CORRECTED[key](value))
-            elif key in _SCHEMA_MAPS:
+            elif key == "required":
+                put(out, key, names_of(value, hidden))
+            elif key == "properties":
                 if is_object(value):
-                    skipped = hidden if key == "properties" else frozenset[str]()
-                    out[key] = {
-                        str(name): self._convert(item, below)
-                        for name, item in value.items()
-                        if name not in skipped
-                    }
-            elif key == "items":
-                self._items(schema, value, below, out)
-            elif key in CLOSING and is_opened and closes(value):
-                continue
-            elif key in _SCHEMA:
-                if is_object(value) or type(value) is bool:
-                    out[key] = self._convert(value, below)
+                    shown = {name: item for name, item in value.items() if name not in hidden}
+                    out[key] = self._map(shown, below)
             elif key == "allOf":
                 if is_list(value) and value:
                     part = _Position(below.depth, hidden, at.is_part, is_opened)
                     out[key] = [self._part(item, part) for item in value]
-            elif key in _SCHEMA_LISTS:
-                if is_list(value) and value:
-                    # A discriminator identifies the member, so several matching members are not an error.
-                    is_named = (
-                        key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
-                    )
-                    out["anyOf" if is_named else key] = [
-                        self._convert(item, below) for item in value
-                    ]
-            elif key == "required":
-                put(out, key, names_of(value, hidden))
-            elif key in _ANY:
-                if value is None or (value := data_of(value)) is not None:
-                    out[key] = value
-            elif key == "example":
-                if "examples" not in schema:
-                    put(out, "examples", data_of([value]))
-            elif key == "$dynamicRef":
-                if type(value) is str:
-                    out.update(as_object(self._reference({"$ref": value}, value, below)))
-            elif key == "dependencies":
-                self._dependencies(value, below, out)
+            elif not (is_opened and key in CLOSING and closes(value)):
+                self._keyword(schema, key, value, below, out)
+        self._repair(schema, out)
+        if closing:
+            rest = [self._convert(each, below) for each in closing]
+            single = rest[0] if len(rest) == 1 else {"allOf": rest}
+            out["unevaluatedProperties"] = False if False in rest else single
+        return out
+
+    def _keyword(
+        self, schema: JSONObject, key: str, value: Any, at: _Position, out: JSONObject
+    ) -> None:
+        """Convert a keyword whose meaning does not depend on the `allOf` around the schema."""
+        if key in _SCHEMA:
+            if is_object(value) or type(value) is bool:
+                out[key] = self._convert(value, at)
+        elif key in _SCHEMA_MAPS:
+            if is_object(value):
+                out[key] = self._map(value, at)
+        elif key in _SCHEMA_LISTS:
+            if is_list(value) and value:
+                # A discriminator identifies the member, so several matching members are not an error.
+                is_named = key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
+                out["anyOf" if is_named else key] = [self._convert(item, at) for item in value]
+        elif key == "items":
+            self._items(schema, value, at, out)
+        elif key in _ANY:
+            if value is None or (value := data_of(value)) is not None:
+                out[key] = value
+        elif key == "example":
+            if "examples" not in schema:
+                put(out, "examples", data_of([value]))
+        elif key == "$dynamicRef":
+            if type(value) is str:
+                out.update(as_object(self._reference({"$ref": value}, value, at)))
+        elif key == "dependencies":
+            self._dependencies(value, at, out)
+
+    def _repair(self, schema: JSONObject, out: JSONObject) -> None:
+        """Correct the converted keywords that contradict each other or that a validator would reject."""
         apply_exclusive(schema, out)
         repair_pattern(out)
         drop_invalid_patterns(out)
@@ -280,11 +290,9 @@ class SchemaDraft:
             repair_enum(out)
         if "type" in out and self.converter.contradicts_type(schema):
             del out["type"]
-        if closing:
-            rest = [self._convert(each, below) for each in closing]
-            single = rest[0] if len(rest) == 1 else {"allOf": rest}
-            out["unevaluatedProperties"] = False if False in rest else single
-        return out
+
+    def _map(self, schemas: JSONObject, at: _Position) -> JSONObject:
+        return {str(name): self._convert(item, at) for name, item in schemas.items()}
 
     def _variants(self, schema: JSONObject) -> JSONObject | None:
         """Return which member of a union a value names, for the normalisation of responses."""
