@@ -1,29 +1,21 @@
 """Send the requests of one service: signing, retries, redirects and limits.
 
-Rule 1: a request that the server may have processed is retried only if its method is repeatable, and never beyond the
-        call's deadline.
-Rule 2: a request that the server rejected is retried with any method: after a 401 with a new token, after a 429
-        with `Retry-After`, and after a 503 if the operator allows it (`retry_refused`).
-Rule 3: a redirect is followed only if configured, and only within its origin.
-Rule 4: a host that only a document names must be public. A host that does not respond is not tried on every call.
+Rule 1: a redirect is followed only if configured, and only within its origin.
+Rule 2: a host that only a document names must be public. A host that does not respond is not tried on every call.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from time import monotonic, time
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from operations._hosts import Origin, TrustedHosts, enforce_public, joined_url, origin_of
-from operations._json import object_of
 from operations._resilience import (
-    Backoff,
     Bulkhead,
     CircuitBreaker,
-    CircuitOpenError,
-    retry_after,
 )
 from operations._text import without_secrets
 from operations.caller_tokens import oauth_error
@@ -43,6 +35,7 @@ from operations.openapi.responses import (
     read_whole,
     with_response,
 )
+from operations.openapi.retries import HTTPCall, OpenResponse, is_lost
 from operations.openapi.security import (
     NOTHING,
     RequestCredentials,
@@ -74,45 +67,9 @@ _MAX_REDIRECTS = 5
 _SHORT_WAIT = 0.5
 """Seconds after which a response that did not arrive by the caller's own deadline is a failure of the upstream."""
 
-_FIRST_PAUSE = 0.2
 _MAX_TOKEN_BYTES = 1 << 20
 _ACCEPT = {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"}
-_Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _NO_SCHEMES: JSONObject = {}
-
-
-class _Call(msgspec.Struct):
-    """One call with all its attempts."""
-
-    draft: Draft
-    context: OperationContext
-
-    end: float
-    """The deadline, by the monotonic clock."""
-
-    closings: int
-    """The client's `closings` when the call began."""
-
-    is_repeatable: bool
-    """Whether the body and the target file allow a second attempt."""
-
-    signature: RequestCredentials = NOTHING
-    """The signature of the last attempt."""
-
-    retries: int = 0
-    """The number of retries so far, not counting the one with a new token."""
-
-    was_lost: bool = False
-    """Whether the connection of the last attempt was lost."""
-
-    has_new_token: bool = False
-    """Whether a rejected token was replaced."""
-
-    backoff: Backoff | None = None
-    """The pauses between attempts; None until the first has failed."""
-
-    opened: _Opened | None = None
-    """The open response of the last request."""
 
 
 class ServiceClient:
@@ -194,8 +151,8 @@ class ServiceClient:
         return known
 
     async def send(
-        self, request: HTTPRequest, origin: Origin, call: _Call | None = None, *, repeats: bool
-    ) -> tuple[_Opened, HTTPResponse]:
+        self, request: HTTPRequest, origin: Origin, call: HTTPCall | None = None, *, repeats: bool
+    ) -> tuple[OpenResponse, HTTPResponse]:
         """Send a request; return its response, and the context manager that closes it.
 
         Args:
@@ -215,7 +172,7 @@ class ServiceClient:
         except BaseException as error:
             # Otherwise a client with very short deadlines could keep others from the upstream.
             is_patient = monotonic() - began >= min(self.config.timeout * 0.9, _SHORT_WAIT)
-            is_repeated = repeats and _is_lost(error)
+            is_repeated = repeats and is_lost(error)
             if not is_repeated and _is_failure(error, call, is_patient=is_patient):
                 breaker.fail(is_probe=is_probe)
             else:
@@ -233,7 +190,7 @@ class ServiceClient:
         self._breaker(self.enforce_reachable(url)[0]).enforce_closed()
         await self.bulkhead.enter()
 
-    async def _leave(self, call: _Call) -> None:
+    async def _leave(self, call: HTTPCall) -> None:
         """Close the response of a call, and release its slot."""
         try:
             if call.opened is not None:
@@ -288,7 +245,7 @@ class ServiceClient:
                     # With the status, because the server has processed the request.
                     raise with_response(error, whole, 0) from None
             except CallError as error:
-                pause = self._pause_after(error, call)
+                pause = call.pause_after(error, self.closings)
                 if pause is None:
                     raise
             finally:
@@ -317,8 +274,7 @@ class ServiceClient:
         Raises:
             CallError: As `exchange` does.
         """
-        call = self._call(draft, context)
-        call.retries = retries
+        call = self._call(draft, context, retries=retries)
         while True:
             if not self.bulkhead.try_enter():
                 await self._wait(draft.base)
@@ -326,7 +282,7 @@ class ServiceClient:
                 try:
                     _, response = await self._respond(call, is_stream=True)
                 except CallError as error:
-                    pause = self._pause_after(error, call)
+                    pause = call.pause_after(error, self.closings)
                     if pause is None:
                         raise
                 else:
@@ -410,83 +366,88 @@ class ServiceClient:
                 finally:
                     await opened.__aexit__(None, None, None)
             except CallError as error:
-                if not repeats or not _is_lost(error) or closings != self.closings:
+                if not repeats or not is_lost(error) or closings != self.closings:
                     raise
             repeats, left = False, end - monotonic()
             request = msgspec.structs.replace(request, timeout=left, new_connection=True)
 
-    def _call(self, draft: Draft, context: OperationContext, target: Target | None = None) -> _Call:
+    def _call(
+        self,
+        draft: Draft,
+        context: OperationContext,
+        target: Target | None = None,
+        retries: int = 0,
+    ) -> HTTPCall:
         seconds = self.config.timeout
         if context.deadline is not None:
             seconds = min(seconds, context.deadline / 1000 - time())
-        end = monotonic() + seconds
         is_repeatable = target is None or target.is_repeatable
         if isinstance(draft.body, StreamedBody):
             draft.body.progress = context.progress
             is_repeatable = is_repeatable and draft.body.is_repeatable
-        return _Call(draft, context, end, self.closings, is_repeatable)
-
-    def _pause_after(self, error: CallError, call: _Call) -> float | None:
-        """Return the seconds to wait before a retry, or None if the request must not be retried."""
-        is_over = monotonic() >= call.end or call.closings != self.closings
-        if is_over or not call.is_repeatable or isinstance(error, CircuitOpenError):
-            return None
-        details = object_of(error.details)
-        status = details.get("statusCode")
-        if status == 401 and call.signature.tokens and not call.has_new_token:
-            call.has_new_token = True
-            return 0
-        headers = object_of(details.get("headers"))
-        wanted = str(headers.get("retry-after", ""))
-        if call.retries >= self.config.retries or not self._may_repeat(error, call, status, wanted):
-            return None
-        call.was_lost = _is_lost(error)
-        if call.was_lost and self._repeats_at_once(call):
-            call.retries = 1
-            return 0
-        call.retries += 1
-        call.backoff = call.backoff or Backoff(_FIRST_PAUSE)
-        pause = call.backoff.pause() + retry_after(headers)
-        return pause if monotonic() + pause < call.end else None
-
-    def _repeats_at_once(self, call: _Call) -> bool:
-        """Return whether a call that loses its first connection is repeated without a pause."""
-        return (
-            call.retries == 0 < self.config.retries
-            and call.is_repeatable
-            and call.draft.method in REPEATABLE
+        return HTTPCall(
+            self.config,
+            draft,
+            context,
+            end=monotonic() + seconds,
+            closings=self.closings,
+            is_repeatable=is_repeatable,
+            repeats_at_once=retries == 0 < self.config.retries
+            and is_repeatable
+            and draft.method in REPEATABLE,
+            retries=retries,
         )
 
-    def _may_repeat(self, error: CallError, call: _Call, status: object, wanted: str) -> bool:
-        """Return whether a request may be sent again; `wanted` is the response's `Retry-After`."""
-        is_repeatable = call.draft.method in REPEATABLE
-        if status is None:
-            return is_repeatable and error.code == ErrorCode.UNAVAILABLE
-        is_certain = status != 429 or is_repeatable or bool(wanted)
-        return is_certain and status in self._temporary(call.draft.method)
-
-    def _temporary(self, method: str) -> frozenset[int]:
-        """Return the statuses after which a request may be sent again: it is repeatable, or was not processed."""
-        if method in REPEATABLE:
-            return frozenset({429, 502, 503, 504})
-        return frozenset({429, 503}) if self.config.retry_refused else frozenset({429})
-
-    async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
+    async def _respond(
+        self, call: HTTPCall, *, is_stream: bool
+    ) -> tuple[HTTPRequest, HTTPResponse]:
         """Send the request of a call once and follow its redirects; `_leave` closes the response.
 
         Raises:
             CallError: `EXECUTION_ERROR` for an error status, and the errors of the transport.
         """
-        draft = call.draft
-        origin, is_trusted = self.enforce_reachable(draft.base)
+        origin, is_trusted = self.enforce_reachable(call.draft.base)
         if is_trusted:
-            plan: SecurityPlan = draft.security
+            plan: SecurityPlan = call.draft.security
             # An idempotency key among the configured headers must be the same for every attempt.
             call.signature = plan.credentials or await self.security.sign(
                 plan, call.context, call.signature.configured
             )
         else:
             self.security.warn(origin)
+        request = self._request(call, origin, is_stream=is_stream, public_only=not is_trusted)
+        for redirects in range(_MAX_REDIRECTS):
+            try:
+                opened, response = await self.send(
+                    request, origin, call, repeats=call.repeats_at_once
+                )
+            except CallError as error:
+                if redirects:
+                    # The server has received the first request.
+                    error.begun = None
+                raise
+            call.opened, status = opened, response.status
+            if 200 <= status < 300 or (not is_stream and call.draft.declares_redirect(status)):
+                return request, response
+            onward, location = None, response.headers.get("location")
+            if self.config.follow_redirects and status in REDIRECTS and location:
+                onward = redirected(request, status, location, call.end - monotonic())
+            if onward is None:
+                raise await self._error(call, request, response)
+            call.opened = None
+            await opened.__aexit__(None, None, None)
+            request = onward
+        raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
+
+    def _request(
+        self, call: HTTPCall, origin: Origin, *, is_stream: bool, public_only: bool
+    ) -> HTTPRequest:
+        """Return the signed request of a call, for the time that is left.
+
+        Raises:
+            CallError: `TIMEOUT` if no time is left, or an error if the body is too large.
+        """
+        draft = call.draft
         if draft.body is not None:
             self._enforce_size(draft.body)
         seconds = call.end - monotonic()
@@ -496,45 +457,27 @@ class ServiceClient:
         if trace and not any(name.lower() in trace for name in draft.headers):
             draft.headers = {**draft.headers, **trace}
         url, headers = _signed(draft, call.signature)
-        request = HTTPRequest(
+        return HTTPRequest(
             method=draft.method,
             url=url,
             headers=headers,
             body=draft.body,
             timeout=max(seconds, 0.001),
             is_stream=is_stream,
-            public_only=not is_trusted,
+            public_only=public_only,
             new_connection=call.was_lost,
         )
-        repeats = self._repeats_at_once(call)
-        for redirects in range(_MAX_REDIRECTS):
-            try:
-                opened, response = await self.send(request, origin, call, repeats=repeats)
-            except CallError as error:
-                if redirects:
-                    # The server has received the first request.
-                    error.begun = None
-                raise
-            call.opened, status = opened, response.status
-            if 200 <= status < 300 or (
-                not draft.redirects.isdisjoint({str(status), f"{status // 100}XX"})
-                and not is_stream
-            ):
-                return request, response
-            onward, location = None, response.headers.get("location")
-            if self.config.follow_redirects and status in REDIRECTS and location:
-                onward = redirected(request, status, location, call.end - monotonic())
-            if onward is None:
-                if status == 401:
-                    for source in call.signature.tokens:
-                        source.refuse(request.headers.get("Authorization", ""))
-                limit, secrets = self.config.max_error_bytes, call.signature.secrets
-                is_temporary = status in self._temporary(draft.method)
-                raise await read_error(response, limit, call.end, secrets, is_temporary)
-            call.opened = None
-            await opened.__aexit__(None, None, None)
-            request = onward
-        raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
+
+    async def _error(
+        self, call: HTTPCall, request: HTTPRequest, response: HTTPResponse
+    ) -> CallError:
+        """Return the error of an unsuccessful response; the token that a 401 refuses is not used again."""
+        if response.status == 401:
+            for source in call.signature.tokens:
+                source.refuse(request.headers.get("Authorization", ""))
+        limit, secrets = self.config.max_error_bytes, call.signature.secrets
+        is_temporary = response.status in call.temporary_statuses
+        return await read_error(response, limit, call.end, secrets, is_temporary)
 
     def _enforce_size(self, body: bytes | StreamedBody) -> None:
         if isinstance(body, StreamedBody):
@@ -578,14 +521,7 @@ def _signed(draft: Draft, signature: RequestCredentials) -> tuple[str, dict[str,
     return url, headers
 
 
-def _is_lost(error: BaseException) -> bool:
-    """Return whether a connection was lost, which the server may have closed while it was unused."""
-    return (
-        isinstance(error, CallError) and error.code == ErrorCode.UNAVAILABLE and error.begun is None
-    )
-
-
-def _is_failure(error: BaseException, call: _Call | None, *, is_patient: bool) -> bool:
+def _is_failure(error: BaseException, call: HTTPCall | None, *, is_patient: bool) -> bool:
     """Return whether `error` means that the upstream did not respond, although the caller waited long enough."""
     if isinstance(error, CallError):
         return error.code == ErrorCode.UNAVAILABLE or (

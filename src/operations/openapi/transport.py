@@ -39,6 +39,10 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
     redirects: frozenset[str] = frozenset()
     """The redirects that the document declares as responses: statuses, or `3XX`."""
 
+    def declares_redirect(self, status: int) -> bool:
+        """Return whether the document declares this redirect as a response."""
+        return not self.redirects.isdisjoint({str(status), f"{status // 100}XX"})
+
 
 class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A complete request."""
