@@ -398,23 +398,16 @@ class Builder(NamedTuple):
     def _table(
         self, options: Sequence[Any], table: dict[str, Any], path: KeyPath, is_secret: bool
     ) -> Any:
-        has_secret = is_secret and str in options
         classes = [each for each in options if _is_class(each)]
-        is_named = has_secret and table.keys() <= {"env", "file"} and (table or not classes)
-        if is_named and self.reveal:
-            return self.reveal(Secret(**table), path)
-        if has_secret and table.keys() == {"token"} and self.reveal is None:
-            return table["token"]
+        secret_keys: Sequence[str] = ()
+        if is_secret and str in options:
+            secret_keys = ("token",) if self.reveal is None else ("env", "file")
+            if self.reveal is None and table.keys() == {"token"}:
+                return table["token"]
+            if self.reveal and table.keys() <= {"env", "file"} and (table or not classes):
+                return self.reveal(Secret(**table), path)
         if classes:
-            named = ("env", "file") if self.reveal else ("token",)
-            cls, rest = _chosen(classes, table, path, named if has_secret else ())
-            fields = self.fields(cls, rest, path)
-            if missing := [key for key in _required(cls) if key not in fields]:
-                raise KeyFaultError((*path, missing[0]), "is missing.")
-            try:
-                return cls(**fields)
-            except ValueError as error:
-                raise (located(error, path, rest) if self.reveal else error) from error
+            return self._instance(classes, table, path, secret_keys)
         mappings = [each for each in options if get_origin(each) in _MAPPINGS]
         (item,) = (get_args(each)[1] for each in mappings if file_type(each) is not None)
         return {
@@ -422,19 +415,42 @@ class Builder(NamedTuple):
             for key, value in table.items()
         }
 
+    def _instance(
+        self,
+        classes: Sequence[Any],
+        table: dict[str, Any],
+        path: KeyPath,
+        secret_keys: Sequence[str],
+    ) -> Any:
+        """Return an instance of the class that matches a table."""
+        if secret_keys:
+            cls = _best_class(classes, table, path, secret_keys)
+        elif len(classes) == 1:
+            cls = classes[0]
+        else:
+            cls = kinds_of(classes)[table["kind"]]
+            table = {key: value for key, value in table.items() if key != "kind"}
+        fields = self.fields(cls, table, path)
+        if missing := [key for key in _required(cls) if key not in fields]:
+            raise KeyFaultError((*path, missing[0]), "is missing.")
+        try:
+            return cls(**fields)
+        except ValueError as error:
+            raise (located(error, path, table) if self.reveal else error) from error
 
-def _chosen(
-    classes: Sequence[Any], table: dict[str, Any], path: KeyPath, named: Sequence[str]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the class that matches a table, and its fields; `named` are the keys that name a secret instead."""
-    if len(classes) == 1 and not named:
-        return classes[0], table
-    if not named:
-        return kinds_of(classes)[table["kind"]], {k: v for k, v in table.items() if k != "kind"}
+
+def _best_class(
+    classes: Sequence[Any], table: dict[str, Any], path: KeyPath, secret_keys: Sequence[str]
+) -> Any:
+    """Return the class that the keys of a table select.
+
+    Raises:
+        KeyFaultError: If none has all the keys, or some are missing. It also names the keys of a secret.
+    """
     fitting = [cls for cls in classes if table.keys() <= keys_of(cls).keys()]
     if not fitting or not table:
         ways = [", ".join(_required(cls) or keys_of(cls)) for cls in classes]
-        raise KeyFaultError(path, f"needs exactly one of: {'; '.join([*named, *ways])}.")
+        raise KeyFaultError(path, f"needs exactly one of: {'; '.join([*secret_keys, *ways])}.")
     missing = {cls: [key for key in _required(cls) if key not in table] for cls in fitting}
     best = min(fitting, key=lambda cls: (len(missing[cls]), -len(_required(cls))))
     if missing[best]:
@@ -444,7 +460,7 @@ def _chosen(
         raise KeyFaultError(
             (*path, missing[best][0]), f"is missing: it is required with {partner}.{instead}"
         )
-    return best, table
+    return best
 
 
 def _required(cls: Any) -> list[str]:
