@@ -299,6 +299,14 @@ def only_value(schema: Any, converter: SchemaConverter) -> Any:
     return choices[0] if len(choices) == 1 else NO_VALUE
 
 
+class _Part(NamedTuple):
+    """The content of one part of a multipart body."""
+
+    content: bytes | FileContent
+    content_type: str
+    filename: str | None = None
+
+
 class _Writer:
     """Writes one multipart body."""
 
@@ -369,29 +377,8 @@ class _Writer:
         schema: JSONObject,
         headers: dict[str, str],
     ) -> None:
-        """Append one part: a file, an object as JSON, or text."""
-        # `encoding.contentType` may contain several types, or a range.
-        kinds = [kind.strip() for kind in text_of(encoding.get("contentType")).split(",")]
-        declared = kinds[0]
-        filename: str | None = None
-        content: bytes | FileContent
-        if is_file_value(value) or (is_file(schema) and value is not None):
-            upload = upload_of(value, name, self._converter.files_root)
-            if upload is None:
-                raise CallError(
-                    ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file. {_NO_FILE_NAME}"
-                )
-            content, filename = upload.content, upload.filename or name
-            fallback = media.concrete(text_of(schema.get("contentMediaType")) or OCTETS, OCTETS)
-            kind = upload.content_type or media.concrete(declared or fallback, fallback)
-        elif isinstance(value, (dict, list)) or media.is_json(declared):
-            declared = next(filter(media.is_json, kinds), declared)
-            kind = media.concrete(declared or JSON, JSON)
-            content, kind = _encoded_json(msgspec.json.encode(value), kind)
-        elif media.parameter_of(declared, "charset"):
-            content, kind = _encoded_text(text_of_value(value), declared)
-        else:
-            content, kind = text_of_value(value).encode(), declared
+        """Append one part with its headers."""
+        content, kind, filename = self._part(name, value, encoding, schema)
         lines: list[str] = []
         if name or self._is_form:
             disposition = f'Content-Disposition: form-data; name="{_quoted(name)}"'
@@ -407,6 +394,28 @@ class _Writer:
                 content = base64.b64encode(Upload(content).read(name))
         head = "".join(f"{line}\r\n" for line in lines)
         self._out += [f"--{self.boundary}\r\n{head}\r\n".encode(), content, b"\r\n"]
+
+    def _part(self, name: str, value: Any, encoding: JSONObject, schema: JSONObject) -> _Part:
+        """Return the content of a part: a file, an object as JSON, or text."""
+        # `encoding.contentType` may contain several types, or a range.
+        kinds = [kind.strip() for kind in text_of(encoding.get("contentType")).split(",")]
+        declared = kinds[0]
+        if is_file_value(value) or (is_file(schema) and value is not None):
+            upload = upload_of(value, name, self._converter.files_root)
+            if upload is None:
+                raise CallError(
+                    ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file. {_NO_FILE_NAME}"
+                )
+            fallback = media.concrete(text_of(schema.get("contentMediaType")) or OCTETS, OCTETS)
+            kind = upload.content_type or media.concrete(declared or fallback, fallback)
+            return _Part(upload.content, kind, upload.filename or name)
+        if isinstance(value, (dict, list)) or media.is_json(declared):
+            declared = next(filter(media.is_json, kinds), declared)
+            kind = media.concrete(declared or JSON, JSON)
+            return _Part(*_encoded_json(msgspec.json.encode(value), kind))
+        if media.parameter_of(declared, "charset"):
+            return _Part(*_encoded_text(text_of_value(value), declared))
+        return _Part(text_of_value(value).encode(), declared)
 
 
 def _quoted(text: str) -> str:

@@ -223,44 +223,53 @@ class Importer:
 
     def operations(self) -> list[Operation]:
         """Return the operations; log parts that cannot be imported, and add them to the problems of the description."""
-        description = self.description
         # Names are assigned after this pass, because they depend on all operations.
-        entries = list(self._exported()) if self._config.restore else description.entries()
+        entries = list(self._exported()) if self._config.restore else self.description.entries()
         found = [self._read(entry) for entry in entries]
-        names = operation_names(
-            (text_of(each.operation.get("operationId")), each.method, each.path)
-            for each in (declared.entry for declared in found)
-        )
-        operations, config = self._restored, self._config
-        restored = {
-            each.spec.name for each in operations if each.spec.namespace == config.namespace
-        }
-        self._taken = {*names, *restored}
-        if restored:
-            names = [unused_name(name, self._taken) if name in restored else name for name in names]
-            self._taken.update(names)
-        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
-        is_ruled = any(rule is not None for rule in rules)
-        named = list(zip(found, names, strict=True))
-        if is_ruled:
-            outlined = [(declared, _outline(declared.entry, name)) for declared, name in named]
-            wanted = [(d, o, self._renamed(o)) for d, o in outlined if self._is_wanted(o)]
-            self._taken.update(name for _, _, name in wanted)
-            for declared, outline, name in wanted:
-                operations.extend(self._ruled(declared, outline, name))
-        else:
-            for declared, name in named:
-                operations.extend(self._operations(declared, name, OPEN))
+        names = self._names(found)
+        operations = [*self._restored, *self._created(found, names)]
         self._warn_of_names(set(names))
-        is_signed = config.auth is not None or "authorization" in map(str.lower, config.headers)
-        description.problems += request_problems(description, self._entries, is_signed=is_signed)
-        for problem in description.problems:
-            _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
+        self._report_problems()
         hiding = [each.spec.id for each in operations if hides_something(each.spec.description)]
         if hiding:
             text = "%s: the descriptions of %s contain invisible characters, for example that of %s"
             _LOGGER.warning(text, self._source, counted(len(hiding), "operation"), hiding[0])
         return operations
+
+    def _names(self, found: list[Declared]) -> list[str]:
+        """Return the name of each operation, different from the names of restored operations."""
+        names = operation_names(
+            (text_of(each.operation.get("operationId")), each.method, each.path)
+            for each in (declared.entry for declared in found)
+        )
+        namespace = self._config.namespace
+        restored = {each.spec.name for each in self._restored if each.spec.namespace == namespace}
+        self._taken = {*names, *restored}
+        if restored:
+            names = [unused_name(name, self._taken) if name in restored else name for name in names]
+            self._taken.update(names)
+        return names
+
+    def _created(self, found: list[Declared], names: list[str]) -> Iterator[Operation]:
+        """Yield the operations that the rules of the config select."""
+        config, named = self._config, zip(found, names, strict=True)
+        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
+        if all(rule is None for rule in rules):
+            for declared, name in named:
+                yield from self._operations(declared, name, OPEN)
+            return
+        outlined = [(declared, _outline(declared.entry, name)) for declared, name in named]
+        wanted = [(d, o, self._renamed(o)) for d, o in outlined if self._is_wanted(o)]
+        self._taken.update(name for _, _, name in wanted)
+        for declared, outline, name in wanted:
+            yield from self._ruled(declared, outline, name)
+
+    def _report_problems(self) -> None:
+        config, description = self._config, self.description
+        is_signed = config.auth is not None or "authorization" in map(str.lower, config.headers)
+        description.problems += request_problems(description, self._entries, is_signed=is_signed)
+        for problem in description.problems:
+            _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
 
     def _exported(self) -> Iterator[DocumentOperation]:
         """Yield the entries without a usable extension; add the operations that extensions restore."""

@@ -531,36 +531,40 @@ class RequestPlan:
         for argument in self._rest:
             if argument.name not in arguments:
                 continue
-            parameter, value = argument.parameter, arguments[argument.name]
-            if value is None and argument.drops_null:
-                continue
-            if parameter.place == "query":
-                is_whole = parameter.style == "querystring"
-                pairs = (
-                    [whole_query(parameter, value, self._schemas)]
-                    if is_whole
-                    else query_pairs(parameter, value)
-                )
-                # `_is_hidden` has excluded the parameters whose own names configuration sets.
-                is_free = is_whole or parameter.allow_reserved or type(value) is dict
-                if self._owned and is_free:
-                    enforce_unowned(argument.name, "query", pairs, self._owned)
-                draft.query.extend(pairs)
-            elif parameter.place == "header":
-                header = {parameter.name: header_value(parameter, value)}
-                draft.headers = merged_headers(draft.headers, header)
-            else:
-                cookie = cookie_text(parameter, value)
-                if self._owned:
-                    enforce_unowned(argument.name, "cookie", [cookie], self._owned)
-                # An empty exploded list has no pairs.
-                if cookie:
-                    draft.cookies.append(cookie)
+            value = arguments[argument.name]
+            if value is not None or not argument.drops_null:
+                self._add(draft, argument, value)
         payload = self._body.payload(arguments) if self._body is not None else None
         if payload is not None:
             draft.body = payload.content
             draft.headers["Content-Type"] = payload.content_type
         return draft
+
+    def _add(self, draft: Draft, argument: Argument, value: Any) -> None:
+        """Add an argument to the query, the headers or the cookies of a request."""
+        parameter = argument.parameter
+        if parameter.place == "query":
+            is_whole = parameter.style == "querystring"
+            pairs = (
+                [whole_query(parameter, value, self._schemas)]
+                if is_whole
+                else query_pairs(parameter, value)
+            )
+            # `_is_hidden` has excluded the parameters whose own names configuration sets.
+            is_free = is_whole or parameter.allow_reserved or type(value) is dict
+            if self._owned and is_free:
+                enforce_unowned(argument.name, "query", pairs, self._owned)
+            draft.query.extend(pairs)
+        elif parameter.place == "header":
+            header = {parameter.name: header_value(parameter, value)}
+            draft.headers = merged_headers(draft.headers, header)
+        else:
+            cookie = cookie_text(parameter, value)
+            if self._owned:
+                enforce_unowned(argument.name, "cookie", [cookie], self._owned)
+            # An empty exploded list has no pairs.
+            if cookie:
+                draft.cookies.append(cookie)
 
     def _path_value(self, arguments: JSONObject, name: str) -> str:
         """Return the encoded value of the path parameter `name`."""

@@ -8,9 +8,8 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from http.client import responses as PHRASES  # noqa: N812 - a table
 from textwrap import shorten
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -35,7 +34,7 @@ from operations.openapi.exporting.query_arguments import (
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.schema import Schema
 from operations.schema.references import DEFINITIONS
-from operations.specs import OperationSpec, OperationType, describable
+from operations.specs import ErrorDefinition, OperationSpec, OperationType, describable
 from operations.types import JSONObject, JSONSchema
 
 _LOGGER = logging.getLogger("operations")
@@ -174,6 +173,19 @@ def has_path(spec: OperationSpec) -> bool:
     return spec.name.strip(".") != ""
 
 
+class _DeclaredError(NamedTuple):
+    """An error that an operation declares."""
+
+    wire: JSONObject
+    """The error in the extension."""
+
+    status: int
+    description: str
+
+    body: JSONObject
+    """The schema of the response."""
+
+
 class _Builder:
     """Writes operation objects and collects their shared parts."""
 
@@ -226,8 +238,11 @@ class _Builder:
             "required": not may_be_empty(spec.input_schema),
             "content": {JSON: {"schema": input_schema}},
         }
-        errors, responses = self._errors(spec, came_from)
-        operation["responses"] = {"200": _result(spec, output_schema, binary), **responses}
+        errors = [self._declared_error(spec, error, came_from) for error in spec.error_schemas]
+        operation["responses"] = {
+            "200": _result(spec, output_schema, binary),
+            **self._error_responses(spec, errors),
+        }
         if not spec.access_control.is_open and self._schemes:
             self.is_secured = True
             scopes = [*spec.access_control.required_scopes]
@@ -239,7 +254,7 @@ class _Builder:
                 version=spec.version,
                 idempotent=spec.idempotent,
                 untitled=not spec.title,
-                errors=errors,
+                errors=tuple(error.wire for error in errors),
                 components=dict(sorted(came_from.items())),
                 input_schema=whole_input,
                 output_schema=whole_output,
@@ -294,49 +309,48 @@ class _Builder:
                 written["explode"] = True
         return written
 
-    def _errors(
-        self, spec: OperationSpec, came_from: dict[str, str]
-    ) -> tuple[tuple[JSONObject, ...], JSONObject]:
-        """Return the declared errors for the extension, and all error responses by status."""
-        wires: list[JSONObject] = []
-        declared: dict[int, list[tuple[str, JSONObject]]] = {}
-        for error in spec.error_schemas:
-            placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
-            wire = error.to_wire()
-            if placed is not None and has_definitions(error.schema.document):
-                # Errors often share definitions, which should not be repeated for every operation.
-                came_from.update(placed[1])
-                wire |= {"schema": placed[0], PLACED: True}
-            wires.append(wire)
-            status = declared_status(error.http_status)
-            body: JSONObject = {
-                "type": "object",
-                "required": ["code", "message"],
-                "properties": {
-                    "code": _code_schema(error.code, status),
-                    "message": {"type": "string"},
-                    "details": placed[0] if placed is not None else {},
-                },
-            }
-            declared.setdefault(status, []).append((error.description or error.code, body))
-        always = {400: "", 401: "", 422: ""} | ({} if spec.access_control.is_open else {403: ""})
+    def _declared_error(
+        self, spec: OperationSpec, error: ErrorDefinition, came_from: dict[str, str]
+    ) -> _DeclaredError:
+        placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
+        wire = error.to_wire()
+        if placed is not None and has_definitions(error.schema.document):
+            # Errors often share definitions, which should not be repeated for every operation.
+            came_from.update(placed[1])
+            wire |= {"schema": placed[0], PLACED: True}
+        status = declared_status(error.http_status)
+        body: JSONObject = {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {
+                "code": _code_schema(error.code, status),
+                "message": {"type": "string"},
+                "details": placed[0] if placed is not None else {},
+            },
+        }
+        return _DeclaredError(wire, status, error.description or error.code, body)
+
+    def _error_responses(self, spec: OperationSpec, errors: list[_DeclaredError]) -> JSONObject:
+        """Return the declared errors, and those that every operation may have, by status."""
+        always = {400, 401, 422} if spec.access_control.is_open else {400, 401, 403, 422}
         responses: JSONObject = {}
-        for status in sorted({*declared, *always}):
-            shared = _SHARED.get(status)
-            bodies = [body for _, body in declared.get(status, ())]
+        for status in sorted({*always, *(error.status for error in errors)}):
+            declared = [error for error in errors if error.status == status]
+            if not declared:
+                name, _ = _SHARED[status]
+                self.responses.add(name)
+                responses[str(status)] = {"$ref": f"#/components/responses/{name}"}
+                continue
+            bodies = [error.body for error in declared]
             if status in always or status in HTTP_STATUS.values() or status == 500:
                 # The status may also be used for errors that are not declared.
                 bodies.append({"$ref": "#/components/schemas/Error"})
-            if len(bodies) == 1 and shared is not None and status not in declared:
-                self.responses.add(shared[0])
-                responses[str(status)] = {"$ref": f"#/components/responses/{shared[0]}"}
-                continue
-            texts = [text for text, _ in declared.get(status, ())]
-            schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-            about = " ".join(texts) or PHRASES.get(status, f"Status {status}.")
-            responses[str(status)] = _error_response(about, schema)
+            about = " ".join(error.description for error in declared)
+            responses[str(status)] = _error_response(
+                about, bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+            )
         responses["default"] = {"$ref": "#/components/responses/Failed"}
-        return tuple(wires), responses
+        return responses
 
 
 def _code_schema(code: str, status: int) -> JSONObject:
