@@ -357,20 +357,44 @@ class JobRunner(ABC):
 
     async def _execute(self, job: Job) -> None:
         """Run the operation and send its results."""
-        now = self._loop.time()
-        if job.expires_at <= now:
+        if job.expires_at <= self._loop.time():
             # The timer cannot fire while a handler blocks the loop.
             await quietly(self._fail(job, job.timeout_error()))
             return
-        request, registry, identity = job.request, job.registry, job.identity
-        deadline = None
+        request, registry, context = job.request, job.registry, self._context_of(job)
+        try:
+            job.begun = job.spec is not None or registry.has_remote
+            if job.is_stream:
+                body = await self._send_items(job, context)
+            else:
+                envelope = await registry.execute(request.operation_id, request.input, context)
+                try:
+                    body = encode_response(request.request_id, envelope)
+                except (TypeError, ValueError) as error:
+                    reason = f"the result cannot be written as JSON: {error}"
+                    raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
+            await self._conclude(job, body)
+        except CallError as error:
+            elsewhere = ErrorCode.OPERATION_NOT_FOUND, ErrorCode.UNAVAILABLE
+            if not job.begun and error.code in elsewhere:
+                # Another worker may have the operation: its code may be newer, or its source may be connected.
+                error.retryable = True
+                self._refuse(job, error)
+            else:
+                await quietly(self._fail(job, error, job.items))
+        except TransportError as error:
+            # The caller will request the reply again.
+            logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
+
+    def _context_of(self, job: Job) -> OperationContext:
+        request, deadline = job.request, None
         if job.ends_at != NEVER:
             # Measured from the arrival, because the caller's clock may differ.
-            deadline = (time() + job.ends_at - now) * 1000
-        context = OperationContext(
+            deadline = (time() + job.ends_at - self._loop.time()) * 1000
+        return OperationContext(
             request_id=request.request_id,
             parent_request_id=request.parent_request_id,
-            identity=identity,
+            identity=job.identity,
             metadata=request.metadata or NOTHING,
             deadline=deadline,
             channel=CallerChannel(
@@ -380,48 +404,32 @@ class JobRunner(ABC):
                 # A request that did not arrive through the target has no size, and any input.
                 decoded=[request.input] if job.size else None,
             ),
-            registry=registry,
+            registry=job.registry,
         )
-        sequence: int | None = None
+
+    async def _send_items(self, job: Job, context: OperationContext) -> bytes:
+        """Send the items of a subscription; return the event that ends it."""
+        request = job.request
+        job.items = 0
+        unwatch = self._front.credentials.watch_message(
+            request.credential,
+            job.identity,
+            self._config.resolve,
+            partial(self._stop, job, credential_ended()),
+        )
+        stream = job.registry.subscribe(request.operation_id, request.input, context)
         try:
-            job.begun = job.spec is not None or registry.has_remote
-            if not job.is_stream:
-                envelope = await registry.execute(request.operation_id, request.input, context)
-                try:
-                    body = encode_response(request.request_id, envelope)
-                except (TypeError, ValueError) as error:
-                    reason = f"the result cannot be written as JSON: {error}"
-                    raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
-                await self._conclude(job, body)
-                return
-            sequence = 0
-            end = partial(self._stop, job, credential_ended())
-            watch = self._front.credentials.watch_message
-            unwatch = watch(request.credential, identity, self._config.resolve, end)
-            stream = registry.subscribe(request.operation_id, request.input, context)
-            try:
-                async for envelope in stream:
-                    await self._send_item(job, envelope, sequence)
-                    sequence += 1
-                    if sequence % _ITEMS_PER_TURN == 0:
-                        # Neither the handler nor the target may have waited.
-                        await asyncio.sleep(0)
-            finally:
-                unwatch()
-                await stream.aclose()
-            payload = CompletePayload(request_id=request.request_id, sequence=sequence)
-            await self._conclude(job, encode_event(CallCompleted(payload=payload)))
-        except CallError as error:
-            elsewhere = ErrorCode.OPERATION_NOT_FOUND, ErrorCode.UNAVAILABLE
-            if not job.begun and error.code in elsewhere:
-                # Another worker may have the operation: its code may be newer, or its source may be connected.
-                error.retryable = True
-                self._refuse(job, error)
-            else:
-                await quietly(self._fail(job, error, sequence))
-        except TransportError as error:
-            # The caller will request the reply again.
-            logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
+            async for envelope in stream:
+                await self._send_item(job, envelope, job.items)
+                job.items += 1
+                if job.items % _ITEMS_PER_TURN == 0:
+                    # Neither the handler nor the target may have waited.
+                    await asyncio.sleep(0)
+        finally:
+            unwatch()
+            await stream.aclose()
+        payload = CompletePayload(request_id=request.request_id, sequence=job.items)
+        return encode_event(CallCompleted(payload=payload))
 
     # ---------------------------------------------------------------------------------------- replying
 

@@ -209,6 +209,9 @@ class Job(msgspec.Struct, eq=False):
     code: str = ""
     """The code of the error with which it ended."""
 
+    items: int | None = None
+    """The number of items that were sent; None if there are none."""
+
     @property
     def principal(self) -> str:
         """The caller, if it is known on arrival."""

@@ -187,30 +187,38 @@ class CallSender(ABC):
             reply_to=self.mailbox or None,
         )
 
+    def _encoded(self, call: PendingCall) -> bytes:
+        """Return the request of a call, if it can be sent now.
+
+        Raises:
+            CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`.
+        """
+        if call.sends:
+            call.payload = replace(call.payload, resends=call.sends)
+        try:
+            body = encode_event(CallRequested(payload=call.payload))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise not_json(call.payload.operation_id, error) from error
+        refused = refusal_of(body, self.target, "request")
+        if refused is not None:
+            try:
+                raise refused
+            finally:
+                del refused  # it refers to this frame
+        is_much = self._waiting > 0 and self._waiting_bytes + len(body) > MAX_WAITING_BYTES
+        if (is_much or self._waiting >= MAX_WAITING) and not self.target.is_connected:
+            reason = "too many calls are waiting for the broker"
+            raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
+        return body
+
     async def _send(self, call: PendingCall) -> None:
         """Send a request to the group; return early if the call ends.
 
         Raises:
             CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; the request was not delivered.
         """
-        request, target = call.payload, self.target
-        if call.sends:
-            request = call.payload = replace(request, resends=call.sends)
-        try:
-            body = encode_event(CallRequested(payload=request))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise not_json(request.operation_id, error) from error
+        body, target = self._encoded(call), self.target
         size = len(body)
-        refused = refusal_of(body, target, "request")
-        if refused is not None:
-            try:
-                raise refused
-            finally:
-                del refused  # it refers to this frame
-        is_much = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
-        if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
-            reason = "too many calls are waiting for the broker"
-            raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
         call.sends += 1
         detector, workers, worker = self._detector, self._workers, call.to
         if target.chooses_worker:
@@ -219,7 +227,9 @@ class CallSender(ABC):
         call.departures = workers.departures if workers.is_complete else -1
         restorations = detector.restorations
         # A broker drops a message whose key it has already received.
-        key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
+        key = call.payload.request_id
+        if call.sends > 1:
+            key = f"{key}-{call.sends}"
         self._waiting += 1
         self._waiting_bytes += size
         loop = asyncio.get_running_loop()

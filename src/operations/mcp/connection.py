@@ -263,16 +263,19 @@ class LiveConnection:
         child = Child(self.name, self.redactor.redact)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
-                async with self._transport(child) as (read_stream, write_stream, *plain):
-                    dispatcher = Dispatcher(self.name, read_stream, write_stream)
-                    async with RelaySession(dispatcher, *plain, **self._callbacks) as session:
-                        await session.negotiate(self.config.version)
-                        await self._on_open(session)
-                        self._opening.deadline = math.inf
-                        self._hand_out(session)
-                        async with self._ending_with(child, session):
-                            if await self._is_left(session):
-                                return None
+                async with (
+                    self._transport(child) as (read_stream, write_stream, *plain),
+                    RelaySession(
+                        Dispatcher(self.name, read_stream, write_stream), *plain, **self._callbacks
+                    ) as session,
+                ):
+                    await session.negotiate(self.config.version)
+                    await self._on_open(session)
+                    self._opening.deadline = math.inf
+                    self._hand_out(session)
+                    async with self._ending_with(child, session):
+                        if await self._is_left(session):
+                            return None
         except TimeoutError:
             return self._unavailable(
                 f"was not ready within {self.config.connect_timeout:g} s", child, advice=_SLOW

@@ -330,21 +330,25 @@ async def _read(
             while chunk := await process.stdout.read(_CHUNK):
                 for line in _combined(lines.feed(chunk)):
                     async for message in _messages(line, config, child, repairs):
-                        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-                            if message is not None:
-                                await incoming.send(message)
-                                continue
-                        # A flood of lines without a message must not block other tasks.
-                        await asyncio.sleep(0)
+                        await _deliver(message, incoming)
             for line in lines.rest():
                 child.complain(
                     "a line without an end", line.head if isinstance(line, Oversized) else line
                 )
             child.went_away = not child.is_stopped
             # A request that is being written then fails and is safe to retry: its failure must be delivered before the
-            # end of the
-            # connection.
+            # end of the connection.
             await anyio.sleep(_DRAIN_SECONDS)
+
+
+async def _deliver(message: SessionMessage | None, incoming: Incoming) -> None:
+    """Pass a message to the session; None, and messages after its end, are dropped."""
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+        if message is not None:
+            await incoming.send(message)
+            return
+    # A flood of lines without a message must not block other tasks.
+    await asyncio.sleep(0)
 
 
 _CHANGED = re.compile(rb'"notifications/(?:\w+/list_changed|resources/updated)"')
