@@ -154,19 +154,19 @@ class Approvals:
             changed, record = self._store.changed, await self._attach(asked)
             if record.state == "denied":
                 raise _refused(record, "approved")
-            action = await _ask(record, context) if record.state == "pending" and may_ask else None
+            if record.state == "approved":
+                if await self._replace(record, "used"):
+                    return record
+                continue
+            action = await _ask(record, context) if may_ask else None
             if action in ("accept", "decline"):
                 state = "used" if action == "accept" else "denied"
                 fields = {"confirmed": True, "answered_by": record.caller}
                 if await self._replace(record, state, **fields) and state == "used":
                     return record
                 raise _refused(record, "confirmed")
-            if record.state == "approved" and await self._replace(record, "used"):
-                return record
             # A caller that dismissed the question, without an answer, is asked again by its next call.
-            if record.state == "pending" and (
-                action is not None or not await self._wait(ends, changed, context)
-            ):
+            if action is not None or not await self._wait(ends, changed, context):
                 message = (
                     f"A person must approve {record.operation}: repeat the same call afterwards"
                 )
@@ -253,7 +253,7 @@ class Approvals:
             context: The context of the person who answers.
             reason: The reason, which is stored with the answer; a denied caller sees it.
         """
-        who, held = context.identity, await self._store.get(_key(id))
+        identity, held = context.identity, await self._store.get(_key(id))
         record = None if held is None else _decode(held)
         if record is None or record.id != id or not _may_see(record, context):
             raise CallError(
@@ -262,7 +262,10 @@ class Approvals:
             )
         if _is_own(record, context):
             raise access_denied("approvals.answer")
-        state, by = "approved" if approve else "denied", "operator" if who is None else who.id
+        state, by = (
+            "approved" if approve else "denied",
+            "operator" if identity is None else identity.id,
+        )
         done = await self._replace(record, state, answered_by=by, reason=reason)
         if done is None:
             raise CallError(
@@ -360,17 +363,17 @@ def _refused(record: Approval, what: str) -> CallError:
 
 
 def _may_see(record: Approval, context: OperationContext) -> bool:
-    who = context.identity
-    return context.trusted or (who is not None and record.scope in who.scopes)
+    identity = context.identity
+    return context.trusted or (identity is not None and record.scope in identity.scopes)
 
 
 def _is_own(record: Approval, context: OperationContext) -> bool:
     """Return whether the answering person is the caller, or may act for the caller."""
-    who = context.identity
-    if who is None:
+    identity = context.identity
+    if identity is None:
         return record.is_operator
-    acting, keys = who.presented
-    if who.id == record.caller and (not record.acting or (acting and not keys)):
+    acting, keys = identity.presented
+    if identity.id == record.caller and (not record.acting or (acting and not keys)):
         # A person may answer for their agents. Another agent of that person needs a grant that covers it.
         return True
     return not (set(acting).isdisjoint(record.acting) and set(keys).isdisjoint(record.grants))

@@ -134,7 +134,7 @@ class FailureDetector:
         self._call = call
         self._all_workers = target.control(group)
         self._heartbeat = heartbeat
-        self._patience = max(_RETURN, 2 * heartbeat)
+        self._absence_limit = max(_RETURN, 2 * heartbeat)
         self._silence = silence
         self.restorations = 0
         self._were_there = False
@@ -182,7 +182,7 @@ class FailureDetector:
         if worker in self._workers.heard_at:
             now = asyncio.get_running_loop().time()
             since = self._absent_since.setdefault(worker, now)
-            if self._outages.is_settled and now - since >= self._patience:
+            if self._outages.is_settled and now - since >= self._absence_limit:
                 self._remove(worker, now)
 
     def _remove(self, worker: str, now: float) -> None:
@@ -283,21 +283,19 @@ class FailureDetector:
                     await self._hurry.wait()
 
     async def _look(self) -> None:
+        """Ask the workers of the calls without news, and handle the calls that no worker reports in time."""
         if not self._target.is_connected:
             return
         # Some workers respond late.
         await self._count_workers()
         asked_at = asyncio.get_running_loop().time()
-        patience = self._heartbeat if self._outages.is_settled else 0.0
+        silence_limit = self._heartbeat if self._outages.is_settled else 0.0
         quiet = [
             call
             for call in self._pending.values()
-            if call.sent_at and asked_at - call.seen_at >= patience
+            if call.sent_at and asked_at - call.seen_at >= silence_limit
         ]
-        roll_call_at = self._roll_call_at
-        if self._workers.has_chosen:
-            roll_call_at = min(roll_call_at, self._roll_called_at + _ASK_EVERY)
-        is_roll_call = asked_at >= roll_call_at
+        is_roll_call = asked_at >= self._next_roll_call_at
         if not (quiet or is_roll_call):
             return
         restorations = self.restorations
@@ -307,11 +305,7 @@ class FailureDetector:
         await self._probe_all(quiet, is_roll_call)
         # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
         if is_roll_call and restorations == self.restorations:
-            self._workers.skip_silent(self._roll_called_at)
-            self._workers.has_chosen = False
-            self._roll_called_at = asked_at
-            self._roll_call_at = asked_at + self._roll_call_pause
-            self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
+            self._plan_roll_call(asked_at)
         await asyncio.sleep(_ANSWER * self._heartbeat)
         await self._count_workers()
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
@@ -322,9 +316,23 @@ class FailureDetector:
                 before = [call for call in missing if call.sent_at <= self._outages.restored_at]
                 await self._resend_unbegun(before)
             else:
-                await self._judge(missing, asked_at)
+                await self._replace_lost(missing, asked_at)
         if self._outages.is_settled:
             await self._repeat_credit(quiet)
+
+    @property
+    def _next_roll_call_at(self) -> float:
+        if self._workers.has_chosen:
+            return min(self._roll_call_at, self._roll_called_at + _ASK_EVERY)
+        return self._roll_call_at
+
+    def _plan_roll_call(self, asked_at: float) -> None:
+        """Skip the workers that did not respond to the roll call before this one; plan the next one."""
+        self._workers.skip_silent(self._roll_called_at)
+        self._workers.has_chosen = False
+        self._roll_called_at = asked_at
+        self._roll_call_at = asked_at + self._roll_call_pause
+        self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
 
     async def _probe_all(self, quiet: list[PendingCall], is_roll_call: bool) -> None:
         """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown."""
@@ -372,7 +380,7 @@ class FailureDetector:
     def _is_open(self, call: PendingCall) -> bool:
         return call.payload.request_id in self._pending
 
-    async def _judge(self, missing: list[PendingCall], asked_at: float) -> None:
+    async def _replace_lost(self, missing: list[PendingCall], asked_at: float) -> None:
         """Send lost calls again, or end them."""
         are_there = await self._are_there(asked_at)
         have_answered = self._workers.heard_at or self._workers.departures
@@ -398,7 +406,7 @@ class FailureDetector:
         gone = {
             worker
             for worker, since in self._absent_since.items()
-            if moment - since >= self._patience
+            if moment - since >= self._absence_limit
         }
         for worker in gone:
             self._remove(worker, moment)

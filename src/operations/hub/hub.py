@@ -294,12 +294,15 @@ class Hub:
         if spec is not None:
             return spec
         self.enforce_open(operation_id)
+        raise self._not_found(operation_id)
+
+    def _not_found(self, operation_id: str) -> CallError:
         known = [spec.id for spec in self.registry.specs()]
         recalled = recall_ids(self.file)
         absent = self.absent()
         if operation_id in recalled and absent:
             missing = ", ".join(source.label for source in absent)
-            raise CallError(
+            return CallError(
                 ErrorCode.UNAVAILABLE,
                 f"{operation_id} was available before, but these are not available now: {missing}",
             )
@@ -312,24 +315,28 @@ class Hub:
             and source.entry.options.get("namespace") in (None, namespace)
         )
         if unasked and not self.has_namespace(namespace):
-            message = (
-                f"no connected source has {operation_id}, and {unasked} cannot be asked.{near}"
+            return CallError(
+                ErrorCode.UNAVAILABLE,
+                f"no connected source has {operation_id}, and {unasked} cannot be asked.{near}",
             )
-            raise CallError(ErrorCode.UNAVAILABLE, message)
-        message = f"There is no operation {operation_id!r}.{near}".removesuffix(".")
-        opened = {source.label for source in self.sources}
-        closed = ", ".join(
+        left_out = ", ".join(
             source.label
-            for source in (() if self.wanted.is_all else sources_of(self.file))
-            if source.label not in opened
-            and (
-                source.name == namespace
-                or (operation_id in recalled and source.kind in ("local", "broker"))
-            )
+            for source in self._left_out()
+            if source.name == namespace
+            or (operation_id in recalled and source.kind in ("local", "broker"))
         )
-        if closed:
-            message = f"No open source has {operation_id}; the SourceFilter leaves out {closed}"
-        raise operation_not_found(operation_id, message)
+        if left_out:
+            message = f"No open source has {operation_id}; the SourceFilter leaves out {left_out}"
+        else:
+            message = f"There is no operation {operation_id!r}.{near}".removesuffix(".")
+        return operation_not_found(operation_id, message)
+
+    def _left_out(self) -> list[Source]:
+        """Return the sources of the config that the `SourceFilter` of this hub leaves out."""
+        if self.wanted.is_all:
+            return []
+        opened = {source.label for source in self.sources}
+        return [source for source in sources_of(self.file) if source.label not in opened]
 
     def enforce_open(self, operation_id: str) -> None:
         """Raise an error if the source of an operation is not connected.

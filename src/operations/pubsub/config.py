@@ -12,7 +12,7 @@ from pathlib import Path
 from socket import gaierror
 from ssl import SSLContext, SSLError, create_default_context
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from operations._json import MAX_REQUEST_VALUES
 from operations._proxies import tls_reason
@@ -297,13 +297,13 @@ def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = Tr
     Raises:
         TransportError: If it is not valid; the message gives the reason without quoting the address.
     """
-    flaw = _flaw(url, schemes, needs_host)
+    problem = _address_problem(url, schemes, needs_host)
     # Raised outside the `except` block, because the original exception quotes the address.
-    if flaw:
-        raise TransportError(f"the address cannot be read: {flaw}")
+    if problem:
+        raise TransportError(f"the address cannot be read: {problem}")
 
 
-def _flaw(url: str, schemes: Collection[str], needs_host: bool) -> str:
+def _address_problem(url: str, schemes: Collection[str], needs_host: bool) -> str:
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")
@@ -358,20 +358,22 @@ def read_redis_address(url: str) -> RedisAddress:
     if kind not in _DEFAULT_PORTS:
         enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
         return RedisAddress("", url, [], "", {})
-    rest = url.partition("://")[2]
     # Only the hosts are a list; a login may contain an encoded comma.
-    netloc, slash, path = rest.partition("/")
+    netloc, slash, path = url.partition("://")[2].partition("/")
     login, at, hosts = netloc.rpartition("@")
-    servers: list[tuple[str, int]] = []
+    nodes: list[SplitResult] = []
     for host in hosts.split(","):
-        one = f"{scheme}://{login}{at}{host}{slash}{path}"
-        enforce_address(one, ("redis", "rediss"))
-        parts = urlsplit(one)
-        servers.append((parts.hostname or "", parts.port or _DEFAULT_PORTS[kind]))
-    parts = urlsplit(f"{scheme}://{login}{at}{hosts.partition(',')[0]}{slash}{path}")
-    service, _, database = parts.path.strip("/").partition("/")
+        node = f"{scheme}://{login}{at}{host}{slash}{path}"
+        enforce_address(node, ("redis", "rediss"))
+        nodes.append(urlsplit(node))
+    servers = [(node.hostname or "", node.port or _DEFAULT_PORTS[kind]) for node in nodes]
     if kind == "cluster":
-        return RedisAddress(kind, urlunsplit(parts), servers, "", {})
+        return RedisAddress(kind, urlunsplit(nodes[0]), servers, "", {})
+    return _sentinel_address(nodes[0], servers)
+
+
+def _sentinel_address(parts: SplitResult, servers: list[tuple[str, int]]) -> RedisAddress:
+    service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise TransportError(
             "the address cannot be read: it names no master: redis+sentinel://host:26379/mymaster"
@@ -380,5 +382,5 @@ def read_redis_address(url: str) -> RedisAddress:
     names = {"sentinel_username": "username", "sentinel_password": "password"}
     sentinel_login = {names[key]: values[0] for key, values in given.items() if key in names}
     query = "&".join(part for part in parts.query.split("&") if part.partition("=")[0] not in names)
-    one = urlunsplit(parts._replace(path=f"/{database}" if database else "", query=query))
-    return RedisAddress(kind, one, servers, service, sentinel_login)
+    url = urlunsplit(parts._replace(path=f"/{database}" if database else "", query=query))
+    return RedisAddress("sentinel", url, servers, service, sentinel_login)

@@ -447,32 +447,41 @@ def request_problems(
         entries: The operations.
         is_signed: Whether configuration sets the `Authorization` header.
     """
-    authorized = {} if is_signed else description.authorized
-    has_security = bool(description.document.get("security"))
-    corrected: dict[str, str] = {}
-    unsigned: list[str] = []
-    for entry in entries:
-        operation = entry.operation
-        if authorized:
-            security = operation.get("security")
-            is_secured = has_security if security is None else security
-            if not is_secured and (id(entry.item) in authorized or id(operation) in authorized):
-                unsigned.append(f"{entry.method} {entry.path}")
-        body = operation.get("requestBody")
-        if is_object(body):
-            kinds: Iterable[Any] = object_of(body.get("content"))
-        else:
-            kinds = list_of(operation.get("consumes"))
-        for kind in map(text_of, kinds):
-            if intended(kind) != kind:
-                corrected[f"{entry.method} {entry.path}"] = intended(kind)
+    entries = list(entries)
+    corrected = {
+        f"{entry.method} {entry.path}": intended(kind)
+        for entry in entries
+        for kind in _body_types(entry.operation)
+        if intended(kind) != kind
+    }
     found = [
         Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
         for where, kind in corrected.items()
     ]
+    unsigned = [] if is_signed else _unsigned(description, entries)
     if unsigned:
-        first, *others = unsigned
+        first, *others = (f"{entry.method} {entry.path}" for entry in unsigned)
         where = f"{first} and {len(others)} more" if others else first
         reason = "a required header 'Authorization' has no security scheme: set auth="
         found.append(Problem(where, reason, False))
     return found
+
+
+def _body_types(operation: JSONObject) -> Iterable[str]:
+    body = operation.get("requestBody")
+    if is_object(body):
+        return map(text_of, object_of(body.get("content")))
+    return map(text_of, list_of(operation.get("consumes")))
+
+
+def _unsigned(
+    description: Description, entries: Iterable[DocumentOperation]
+) -> list[DocumentOperation]:
+    """Return the operations that require the header `Authorization` as a parameter, without a security scheme."""
+    default, authorized = bool(description.document.get("security")), description.authorized
+    return [
+        entry
+        for entry in entries
+        if (id(entry.item) in authorized or id(entry.operation) in authorized)
+        and not (default if (own := entry.operation.get("security")) is None else own)
+    ]
