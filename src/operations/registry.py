@@ -39,7 +39,7 @@ from operations.errors import (
 )
 from operations.functions import typed_function
 from operations.observe import Observer
-from operations.schema import Schema, invalid_json, misfit
+from operations.schema import Schema, invalid_json, mismatch_error
 from operations.specs import (
     Operation,
     OperationSpec,
@@ -212,7 +212,7 @@ class OperationRegistry(Registrations):
         data, issues = signature.typed_result(envelope.data)
         if issues:
             sentence = f"The result of {operation_id} does not match its annotation"
-            raise misfit(ErrorCode.EXECUTION_ERROR, sentence, issues)
+            raise mismatch_error(ErrorCode.EXECUTION_ERROR, sentence, issues)
         return with_fields(envelope, data=data) if signature.returns_envelope else data
 
     async def authorize(

@@ -18,7 +18,7 @@ from tests.mcp_serving.test_http import PLAIN, identify
 from operations import OperationContext, OperationRegistry, mcp_envelope
 from operations.envelopes import AudioContent, ResourceLink, TextContent
 from operations.front import Front
-from operations.front.limits import PATIENCE, Limits
+from operations.front.limits import CLIENT_CHECK_SECONDS, Limits
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
@@ -574,7 +574,7 @@ async def test_a_released_call_is_answered_on_a_stream_of_its_own(accept: str) -
         async with peer.streamed("job__long", 2) as stream:
             second = [event async for event in stream]
         # After this time the server notices clients that disconnected.
-        await asyncio.sleep(2 * PATIENCE)
+        await asyncio.sleep(2 * CLIENT_CHECK_SECONDS)
         release.set()
         async with peer.get(**{"last-event-id": second[0]["id"]}) as stream:
             answers = [event["data"]["id"] async for event in stream]

@@ -51,20 +51,20 @@ def convert_input(compiled: CompiledSchema, value: Any) -> CastResult | None:
     counts = Counter[_Note]()
     budget = MAX_REQUEST_VALUES
     for _ in range(_ROUNDS):
-        faults = compiled.errors(holder[0])
-        if not faults:
+        issues = compiled.errors(holder[0])
+        if not issues:
             changes = [
                 msgspec.structs.replace(change, count=counts[note])
                 for note, change in notes.items()
             ]
             return CastResult(holder[0], changes)
         converted = set[str]()
-        for fault in faults:
-            if fault.path in converted:
+        for issue in issues:
+            if issue.path in converted:
                 # Several keywords may reject the same value, such as `type` and `enum`.
                 continue
-            converted.add(fault.path)
-            place = None if fault.keyword in _FIXED else _place(holder, fault.path)
+            converted.add(issue.path)
+            place = None if issue.keyword in _FIXED else _place(holder, issue.path)
             if place is None:
                 return None
             container, key = place
@@ -75,8 +75,8 @@ def convert_input(compiled: CompiledSchema, value: Any) -> CastResult | None:
             message = None if budget < 0 else _convert(container, key)
             if message is None:
                 return None
-            note = (_INDEX.sub("/*", fault.path), message)
-            notes.setdefault(note, Change(fault.path[:MAX_PATH], "input", 1, message))
+            note = (_INDEX.sub("/*", issue.path), message)
+            notes.setdefault(note, Change(issue.path[:MAX_PATH], "input", 1, message))
             counts[note] += 1
     return None
 

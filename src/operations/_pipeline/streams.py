@@ -22,7 +22,7 @@ from operations.errors import CallError, ErrorCode, timed_out
 
 logger = logging.getLogger("operations")
 
-_PATIENCE = 1.0
+_CLOSE_SECONDS = 1.0
 """Seconds that a handler has to end when its subscription is closed from another task."""
 
 
@@ -271,7 +271,7 @@ class Subscription:
                 if self._reader.cancelling() == self._cancelled:
                     self._interrupted = True
                     self._reader.cancel()
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_CLOSE_SECONDS):
                     await self._left.wait()
             await _close(self._items)
         except TimeoutError:

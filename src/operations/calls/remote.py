@@ -40,10 +40,10 @@ from operations.types import Count, Seconds, options_of
 
 logger = logging.getLogger("operations")
 
-_PATIENCE = 10.0
+_PIECE_SECONDS = 10.0
 """Seconds for a response, or for the next piece of it."""
 
-_PATIENCE_IN_ALL = 60.0
+_LISTING_SECONDS = 60.0
 
 _MAX_REASON = 500
 
@@ -247,13 +247,15 @@ class RemoteService:
         decoder = SpecDecoder()
         try:
             async with (
-                asyncio.timeout(_PATIENCE_IN_ALL),
-                self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE, worker=worker) as pieces,
+                asyncio.timeout(_LISTING_SECONDS),
+                self.calls.subscribe(
+                    DESCRIBE, idle_timeout=_PIECE_SECONDS, worker=worker
+                ) as pieces,
             ):
                 async for piece in pieces:
                     decoder.add(piece.data)
         except TimeoutError as error:
-            reason = f"{DESCRIBE} did not end within {_PATIENCE_IN_ALL:g} seconds"
+            reason = f"{DESCRIBE} did not end within {_LISTING_SECONDS:g} seconds"
             raise timeout_error(reason) from error
         for reason in decoder.left_out:
             _left_out(reason)

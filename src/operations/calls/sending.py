@@ -57,7 +57,7 @@ from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
-PATIENCE = 10.0
+CONNECT_SECONDS = 10.0
 """Seconds that a new call waits for a broker that cannot be reached."""
 
 MAX_WAITING = 1000
@@ -237,7 +237,7 @@ class CallSender(ABC):
         cancellations = task.cancelling()
         try:
             try:
-                call.receipt = await self._deliver(body, key, worker, PATIENCE)
+                call.receipt = await self._deliver(body, key, worker, CONNECT_SECONDS)
             except TransportError as error:
                 call.receipt = await self._deliver_again(error, body, key, worker)
             if worker or target.chooses_worker:

@@ -303,10 +303,10 @@ def _show(found: list[Approval], screen: Screen) -> None:
         screen.value(to_builtins(found))
         return
     for each in found:
-        who = "the operator" if each.is_operator else each.caller or "an unknown caller"
+        caller = "the operator" if each.is_operator else each.caller or "an unknown caller"
         through = f", through {' and '.join(each.acting)}" if each.acting else ""
         screen.write(plain(f"{each.id}  {each.operation}  {encoded(each.input)}"))
-        screen.note(f"  asked by {printable(who + through)}; until {_time(each.until)}")
+        screen.note(f"  asked by {printable(caller + through)}; until {_time(each.until)}")
     if not found:
         screen.note("no calls wait for approval")
 

@@ -253,11 +253,11 @@ def ask(name: str, outline: Outline, screen: Screen) -> Any:
         screen.note(f"  {first_line(outline.description)}")
     while True:
         value = typed(_answer(name, outline, screen), outline)
-        faults = _faults(value, outline)
-        if not faults:
+        issues = _issues(value, outline)
+        if not issues:
             return value
-        for fault in faults:
-            screen.note(f"  {name}{fault.path} {fault.message}", "red")
+        for issue in issues:
+            screen.note(f"  {name}{issue.path} {issue.message}", "red")
 
 
 def confirm(screen: Screen) -> bool:
@@ -290,7 +290,7 @@ def _read(read: Callable[[], str]) -> str:
             signal.signal(signal.SIGINT, before)
 
 
-def _faults(value: Any, outline: Outline) -> list[Any]:
+def _issues(value: Any, outline: Outline) -> list[Any]:
     try:
         return list(Schema(outline.standalone).errors(value))
     except SchemaError:

@@ -269,11 +269,11 @@ class Screen:
         self.err.print(styled((error.code, "bold red")).append(plain(text), "red"), soft_wrap=True)
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
-            faults = list(map(object_of, list_of(object_of(details).get("errors"))))
+            issues = list(map(object_of, list_of(object_of(details).get("errors"))))
             # Details that were printed above are not repeated.
-            is_repeated = len(faults) == 1 and str(faults[0].get("message")) in error.message
-            for fault in () if is_repeated else faults:
-                self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")
+            is_repeated = len(issues) == 1 and str(issues[0].get("message")) in error.message
+            for issue in () if is_repeated else issues:
+                self.note(f"  {issue.get('path') or '(input)'} {issue.get('message')}", "red")
         elif details is not None and error.code not in _TOLD:
             self.note(encoded(details, indent=2), "dim")
 

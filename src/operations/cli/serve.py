@@ -129,9 +129,9 @@ def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
     )
     labels = [source.label for source in sources if source is not None and source.kind != "local"]
     if labels:
-        who = "anyone on this machine" if is_loopback(host) else "anyone"
+        callers = "anyone on this machine" if is_loopback(host) else "anyone"
         screen.note(
-            f"{who} may call {counted(len(labels), 'imported operation')} "
+            f"{callers} may call {counted(len(labels), 'imported operation')} "
             f"({', '.join(dict.fromkeys(labels))}); set scopes to restrict access",
             "yellow",
         )

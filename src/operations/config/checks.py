@@ -138,9 +138,9 @@ class Wording:
     def __init__(self, schema: JSONObject) -> None:
         self._schema = schema
 
-    def message(self, path: Path, value: Any, fault: ValidationIssue) -> str:
+    def message(self, path: Path, value: Any, issue: ValidationIssue) -> str:
         """Return the explanation of one failure at `path`, where the document has `value`."""
-        match fault.keyword:
+        match issue.keyword:
             case "additionalProperties":
                 return self._unknown(path)
             case "required":
@@ -148,13 +148,13 @@ class Wording:
                 return f"is missing. {about}" if about else "is missing."
             case "enum":
                 near = suggestion(str(value), self._at(path).get("enum", ()))
-                return f"{fault.message}.{near}"
+                return f"{issue.message}.{near}"
             case "pattern" if path[-1] == "sha256":
                 return "must be the 64 hexadecimal digits of a SHA-256."
             case "type" | "anyOf":
-                return self._wrong_type(path, value, fault)
+                return self._wrong_type(path, value, issue)
             case _:
-                return f"{fault.message}."
+                return f"{issue.message}."
 
     def _unknown(self, path: Path) -> str:
         key, options = str(path[-1]), self._options(self._at(path[:-1]))
@@ -171,7 +171,7 @@ class Wording:
             if key in followed(schema, self._schema)[0].get("properties", ()):
                 yield f"{name}.{key}"
 
-    def _wrong_type(self, path: Path, value: Any, fault: ValidationIssue) -> str:
+    def _wrong_type(self, path: Path, value: Any, issue: ValidationIssue) -> str:
         expected = self._at(path)
         options = self._options(expected) if "anyOf" in expected else []
         titles = {option.get("title") for option in options}
@@ -181,7 +181,7 @@ class Wording:
             words = [f'"{word}"' for option in options for word in option.get("enum", ())]
             return f"must be {' or '.join(words) or 'a string'}, or {_BY_NAME}."
         # TOML has other names for these types.
-        message = fault.message.replace("an object", "a table").replace("an array", "a list")
+        message = issue.message.replace("an object", "a table").replace("an array", "a list")
         if expected.get("type") == "object":
             return f"{message}. Write it as [{written(path)}]."
         if expected.get("type") == "array":

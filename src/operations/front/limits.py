@@ -328,7 +328,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Scope: TypeAlias = MutableMapping[str, Any]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PATIENCE: Final = 0.05
+CLIENT_CHECK_SECONDS: Final = 0.05
 """Seconds after which the server begins to check whether the client has disconnected."""
 
 GRACE: Final = 0.05
@@ -416,7 +416,7 @@ class RequestTimeout:
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
         self.is_reading = receive is None
-        due = min(over, now + PATIENCE)
+        due = min(over, now + CLIENT_CHECK_SECONDS)
         if self._timer is None and due < over:
             if not self._is_new:
                 self._is_new = True
@@ -505,16 +505,18 @@ class _NewRequests:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
-        """Check a request after it has been open for one to two times `PATIENCE`."""
+        """Check a request after it has been open for one to two times `CLIENT_CHECK_SECONDS`."""
         self._newest.append(request)
         if self._timer is None:
-            self._timer = loop.call_later(PATIENCE, self._check, loop)
+            self._timer = loop.call_later(CLIENT_CHECK_SECONDS, self._check, loop)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         due, self._older, self._newest = self._older, self._newest, []
         for request in due:
             request.check_new()
-        self._timer = loop.call_later(PATIENCE, self._check, loop) if self._older else None
+        self._timer = (
+            loop.call_later(CLIENT_CHECK_SECONDS, self._check, loop) if self._older else None
+        )
 
 
 _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _NewRequests] = WeakKeyDictionary()

@@ -112,7 +112,7 @@ class LiveConnection:
         self._has_worked = False
         self._has_served = False
         self._lost_at: float | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self._waiters_timer: asyncio.TimerHandle | None = None
         """The timer that ends the waiting of calls for a lost server."""
 
         self._resumes_at = -math.inf
@@ -156,7 +156,7 @@ class LiveConnection:
             return session
         if self.is_closed or self._owner is None:
             raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
-        if self._failure is not None and self._is_beyond_patience():
+        if self._failure is not None and self._is_too_late():
             raise copy(self._failure)
         self._wanted.set()
         waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
@@ -237,21 +237,21 @@ class LiveConnection:
                 if self._lost_at is None:
                     self._lost_at = loop.time()
                     ends = self._lost_at + self.config.reconnect_timeout
-                    self._patience = loop.call_at(ends, self._fail_waiters, failure)
+                    self._waiters_timer = loop.call_at(ends, self._fail_waiters, failure)
                 await self._pause(attempts)
                 attempts += 1
 
     async def _pause(self, attempts: int) -> None:
         """Wait before the next attempt, except before the first; return early when the connection is closed."""
         pause = self.plan_attempt() if attempts else 0.0
-        if self._failure is not None and self._is_beyond_patience():
+        if self._failure is not None and self._is_too_late():
             self._fail_waiters(self._failure)
         with anyio.CancelScope(deadline=anyio.current_time() + pause) as self._opening:
             await anyio.sleep_forever()
         self._opening = None
         self._resumes_at = -math.inf
 
-    def _is_beyond_patience(self) -> bool:
+    def _is_too_late(self) -> bool:
         """Return whether the next attempt is too late for waiting callers."""
         if self._lost_at is None:
             return False
@@ -343,9 +343,9 @@ class LiveConnection:
         self._lost_at = None
         if not self.is_closed:
             self._failure = None
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._waiters_timer is not None:
+            self._waiters_timer.cancel()
+            self._waiters_timer = None
 
     def _fail_waiters(self, failure: CallError) -> None:
         for waiter in self._waiters:
@@ -466,11 +466,11 @@ class Retries:
 
     async def _wait(self) -> bool:
         connection, loop = self._connection, asyncio.get_running_loop()
-        patience = connection.is_away() + connection.config.reconnect_timeout
+        latest = connection.is_away() + connection.config.reconnect_timeout
         # The first retry is always made, without a pause.
         if self._was_resent:
             pause = self._backoff.pause()
-            if loop.time() + pause > patience:
+            if loop.time() + pause > latest:
                 return False
             await asyncio.sleep(pause)
         self._was_resent = True

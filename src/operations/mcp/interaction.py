@@ -206,7 +206,7 @@ MAX_ROUNDS = 10
 MAX_QUESTIONS = 32
 """The largest number of open questions of one server, and of questions in one result."""
 
-_PATIENCE_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 
 ELICIT: Final = "elicitation/create"
 SAMPLE: Final = "sampling/createMessage"
@@ -418,7 +418,7 @@ async def answers_to(
         answers[key] = answer
     if not answers:
         # The result has no questions and only asks to retry later.
-        await asyncio.sleep(_PATIENCE_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
     added: JSONObject = {"inputResponses": answers} if answers else {}
     if result.get("requestState") is not None:
         added["requestState"] = result["requestState"]

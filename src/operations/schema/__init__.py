@@ -12,7 +12,7 @@ from operations.schema.document import (
     from_schema,
     validate_or_raise,
 )
-from operations.schema.explain import ValidationIssue, invalid_json, misfit
+from operations.schema.explain import ValidationIssue, invalid_json, mismatch_error
 from operations.schema.python import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
@@ -37,7 +37,7 @@ __all__ = [
     "format_value_errors",
     "from_schema",
     "invalid_json",
-    "misfit",
+    "mismatch_error",
     "schema_for",
     "signature_of",
     "validate_or_raise",

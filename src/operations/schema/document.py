@@ -29,7 +29,7 @@ from operations.schema.casting import (
 )
 from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.checking import Checker, SharedDefinitions
-from operations.schema.explain import ValidationIssue, explain, misfit
+from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
 from operations.schema.plans import MISSING, Plan, scalar_types
 from operations.schema.references import is_annotation
@@ -97,8 +97,8 @@ class CompiledSchema(Checker):
     def mismatches(self, value: Any) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location."""
         planner = self._caches.planner
-        faults = explain(planner, self.document.root, value, MAX_MISMATCHES)
-        return Changes(place_of(planner, [self.plan])).add_mismatches(faults, value).listed()
+        issues = explain(planner, self.document.root, value, MAX_MISMATCHES)
+        return Changes(place_of(planner, [self.plan])).add_mismatches(issues, value).listed()
 
     def errors(self, value: Any) -> list[ValidationIssue]:
         """Return the failures of `value`; empty if it is valid. Never raises."""
@@ -354,17 +354,17 @@ def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str =
         CallError: With code `VALIDATION_ERROR`; its details name every failing path.
         SchemaError: If the schema cannot be compiled.
     """
-    faults = _schema(schema).errors(value)
-    if not faults:
+    issues = _schema(schema).errors(value)
+    if not issues:
         return
-    raise misfit(ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", faults)
+    raise mismatch_error(ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", issues)
 
 
 def format_value_errors(errors: Iterable[ValidationIssue], indent: str = "  ") -> str:
     """Return one line per failure, for logs. Control characters in names are escaped."""
     lines = (
-        f"{indent}{printable(fault.path) or '(the value)'} {printable(fault.message)}"
-        for fault in errors
+        f"{indent}{printable(issue.path) or '(the value)'} {printable(issue.message)}"
+        for issue in errors
     )
     return "\n".join(lines)
 

@@ -33,7 +33,7 @@ class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON Schema keyword that failed; `json` if the value is not JSON."""
 
 
-def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallError:
+def mismatch_error(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallError:
     """Return the error for an invalid value. Its message names the first issue, its details name all of them."""
     # An unknown property often explains a missing one that was misspelled, so it comes first.
     issues = sorted(issues, key=lambda issue: SUGGESTS not in issue.message)
@@ -48,7 +48,7 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
 def invalid_json(operation_id: str, error: JSONValueError) -> CallError:
     """Return the error for an input that cannot be converted to JSON."""
     issue = ValidationIssue(error.path, error.reason, "json")
-    return misfit(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
+    return mismatch_error(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
 
 
 def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | None:
@@ -125,8 +125,8 @@ def explain(
     walk = _Walk(planner)
     found: dict[ValidationIssue, None] = {}
     try:
-        for fault in walk.faults(root, value, ""):
-            found[fault] = None
+        for issue in walk.issues(root, value, ""):
+            found[issue] = None
             if len(found) == limit:
                 break
     except _ExhaustedError:
@@ -146,7 +146,7 @@ class _Walk:
         self._document = planner.document
         self._seen: set[tuple[str, str]] = set()
 
-    def faults(self, site: Site, value: Any, path: str) -> Iterator[ValidationIssue]:
+    def issues(self, site: Site, value: Any, path: str) -> Iterator[ValidationIssue]:
         """Yield the failures of `value`, located at `path`, against one schema."""
         if (site.pointer, path) in self._seen:
             return
@@ -161,7 +161,7 @@ class _Walk:
             yield ValidationIssue(path, message, keyword)
         for keyword, target in self._document.references(site):
             if target is not None:
-                yield from self.faults(target, value, path)
+                yield from self.issues(target, value, path)
             elif not self._matches(site, value):
                 yield ValidationIssue(path, f"does not match {schema[keyword]}", keyword)
         yield from self._in_place(site, schema, value, path)
@@ -178,7 +178,7 @@ class _Walk:
     ) -> Iterator[ValidationIssue]:
         at = self._document.at
         for index in range(len(schema.get("allOf", ()))):
-            yield from self.faults(at(site, "allOf", index), value, path)
+            yield from self.issues(at(site, "allOf", index), value, path)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 members = [at(site, keyword, index) for index in range(len(schema[keyword]))]
@@ -188,7 +188,7 @@ class _Walk:
         if "if" in schema and ("then" in schema or "else" in schema):
             branch = "then" if self._matches(at(site, "if"), value) else "else"
             if branch in schema:
-                yield from self.faults(at(site, branch), value, path)
+                yield from self.issues(at(site, branch), value, path)
 
     def _alternatives(
         self, keyword: str, members: list[Site], value: Any, path: str
@@ -203,8 +203,8 @@ class _Walk:
             return
         plans = [self._planner.plan((member,)) for member in members]
         kind = type_of(value)
-        likely = [m for m, plan in zip(members, plans, strict=True) if plan.allows(kind)]
-        constants = [plan.constants for plan in plans if plan.allows(kind)]
+        likely = [each for each in zip(members, plans, strict=True) if each[1].allows(kind)]
+        constants = [plan.constants for _, plan in likely]
         if not likely:
             types = dict.fromkeys(name for plan in plans for name in plan.types or ())
             yield ValidationIssue(
@@ -213,14 +213,13 @@ class _Walk:
         elif None not in constants:
             choices = [constant for group in constants for constant in group or ()]
             yield ValidationIssue(path, f"must be one of {listed(choices)}", keyword)
-        elif is_object(value) and (
-            tag := _wrong_tag([plan for plan in plans if plan.allows(kind)], value)
-        ):
+        elif is_object(value) and (tag := _wrong_tag([plan for _, plan in likely], value)):
             name, choices = tag
             place = f"{path}/{escape(name)}"
             yield ValidationIssue(place, f"must be one of {listed(choices)}", keyword)
         else:
-            yield from self.faults(nearest(self._planner, likely, value), value, path)
+            sites = [member for member, _ in likely]
+            yield from self.issues(nearest(self._planner, sites, value), value, path)
 
     def _object(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
@@ -236,7 +235,7 @@ class _Walk:
         for name, item in value.items():
             place = f"{path}/{escape(name)}"
             if name in properties:
-                yield from self.faults(at(site, "properties", name), item, place)
+                yield from self.issues(at(site, "properties", name), item, place)
             matched = [pattern for pattern in patterns if text_test(pattern)(name)]
             for pattern in matched:
                 yield from self._part(at(site, "patternProperties", pattern), item, place)
@@ -245,9 +244,9 @@ class _Walk:
                 near = suggestion(name, properties.keys() - value.keys()) if closed else ""
                 yield from self._extra(site, "additionalProperties", item, place, near)
             if "propertyNames" in schema:
-                for fault in self._part(at(site, "propertyNames"), name, place):
+                for issue in self._part(at(site, "propertyNames"), name, place):
                     yield ValidationIssue(
-                        place, f"has a name that {fault.message}", "propertyNames"
+                        place, f"has a name that {issue.message}", "propertyNames"
                     )
         if "unevaluatedProperties" in schema:
             known = evaluated(self._planner, site, value)
@@ -261,7 +260,7 @@ class _Walk:
         The validator selects the invalid parts, because most parts of a value are valid.
         """
         if not self._matches(site, item):
-            yield from self.faults(site, item, place)
+            yield from self.issues(site, item, place)
 
     def _extra(
         self, site: Site, keyword: str, item: Any, place: str, near: str = ""
@@ -282,7 +281,7 @@ class _Walk:
                 if name not in value:
                     continue
                 if not is_list(wanted):
-                    yield from self.faults(self._document.at(site, keyword, name), value, path)
+                    yield from self.issues(self._document.at(site, keyword, name), value, path)
                     continue
                 for other in wanted:
                     if other not in value:
@@ -295,7 +294,7 @@ class _Walk:
         first, rest = item_keywords(schema)
         start = len(schema.get(first, ()))
         for index, item in enumerate(value[:start]):
-            yield from self.faults(self._document.at(site, first, index), item, f"{path}/{index}")
+            yield from self.issues(self._document.at(site, first, index), item, f"{path}/{index}")
         if rest in schema:
             yield from self._items(site, rest, range(start, len(value)), value, path)
         if "contains" in schema:

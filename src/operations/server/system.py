@@ -267,8 +267,8 @@ class Pages:
     def _tag(self, state: RequestState, disconnected: Any) -> bytes:
         """Return an ETag that changes when the set of operations that the caller may call changes."""
         revision = state.front.registry.revision
-        who = msgspec.json.encode([self._start, revision, state.identity, disconnected])
-        return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
+        state_key = msgspec.json.encode([self._start, revision, state.identity, disconnected])
+        return b'"' + sha256(state_key).hexdigest()[:32].encode() + b'"'
 
     async def _operations(self, state: RequestState) -> Reply:
         disconnected = (await self._readiness.look()).get("disconnected", [])
@@ -341,9 +341,9 @@ class Pages:
                     b"set-cookie",
                     sessions.cookie(sessions.sign_in(state.credential), scope),
                 )
-                return json_reply(_who(state.identity), headers=[cookie])
+                return json_reply(_described(state.identity), headers=[cookie])
             case _:
-                return json_reply(_who(state.identity))
+                return json_reply(_described(state.identity))
 
     async def _show_metrics(self, state: RequestState) -> Reply:
         shown = {spec.id for spec in visible_specs(state.front.registry, state.context)}
@@ -364,7 +364,7 @@ class Pages:
         return json_reply(found, status=503 if found.get("status") == "unavailable" else 200)
 
 
-def _who(identity: Identity | None) -> dict[str, Any]:
+def _described(identity: Identity | None) -> dict[str, Any]:
     if identity is None:
         return {"identity": None}
     return {"identity": {"id": identity.id, "scopes": sorted(identity.scopes)}}

@@ -190,9 +190,9 @@ async def answers_of(step: DemoStep, registry: OperationRegistry) -> AsyncIterat
 
 def command_of(step: DemoStep) -> str:
     """Return the equivalent command, which prints the whole envelope and uses the same caller."""
-    who = "anonymous" if step.identity is None else step.identity.id
+    caller = "anonymous" if step.identity is None else step.identity.id
     pairs = [f"{name}={value}" for name, value in step.input.items()]
-    return " ".join(["operations call", step.operation_id, *pairs, f"--as {who} --envelope"])
+    return " ".join(["operations call", step.operation_id, *pairs, f"--as {caller} --envelope"])
 
 
 def _answered(answer: JSONObject, screen: Screen) -> None:

@@ -291,9 +291,9 @@ class Service:
         *what: Any,
     ) -> JSONObject:
         """Run a method of the service for a client since 2026-07-28, or continue it after its questions."""
-        who = None if caller.identity is None else caller.identity.key
+        caller_key = None if caller.identity is None else caller.identity.key
         run = partial(method, caller, *what)
-        key = (who, name, msgspec.json.encode(what, order="deterministic"))
+        key = (caller_key, name, msgspec.json.encode(what, order="deterministic"))
         token = params.get("requestState")
         answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
         if token is not None:

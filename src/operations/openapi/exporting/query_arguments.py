@@ -158,11 +158,11 @@ class QueryArguments:
             for key in ("$defs", "definitions", "properties")
             if key in self._root
         }
-        judge = Schema({"allOf": [schema], **held}, lenient=True)
+        validator = Schema({"allOf": [schema], **held}, lenient=True)
 
         def choose(text: str) -> Any:
             value = _literal(text)
-            return value if value is not text and judge.check(value) else text
+            return value if value is not text and validator.check(value) else text
 
         return choose
 

@@ -56,7 +56,7 @@ _CONFIRM = 2.0
 _ANSWER = 5.0
 """Seconds for JetStream to respond to any other request."""
 
-_PATIENCE = 30.0
+_RETRY_SECONDS = 30.0
 """Seconds for which requests and acknowledgements are retried; electing a leader takes up to ten."""
 
 _REMEMBER = 120.0
@@ -145,7 +145,7 @@ class JetStream:
             await asyncio.sleep(_RETRY)
         self._stream = stream.config.name
         window = float(stream.config.duplicate_window or 0)
-        self._repeat_for = max(0.0, min(_PATIENCE, window - 2 * _CONFIRM))
+        self._repeat_for = max(0.0, min(_RETRY_SECONDS, window - 2 * _CONFIRM))
 
     async def _find(self) -> Any:
         """Return the description of the stream, which may have another name; None if there is none."""
@@ -541,7 +541,7 @@ class _MessageClaim:
             if loop.time() - self._fetched_at > _ACKNOWLEDGE / 2:
                 # The server may be about to deliver it to another worker.
                 return False
-            end = loop.time() + _PATIENCE
+            end = loop.time() + _RETRY_SECONDS
             while True:
                 try:
                     await self._message.ack_sync(timeout=_CONFIRM)

@@ -123,8 +123,8 @@ class Normaliser:
         changes = Changes(self._place, creates=self._caches.creates)
         changes.compare(value, result)
         if not self._accepts(result):
-            faults = explain(self._planner, self._site, result, MAX_MISMATCHES)
-            changes.add_mismatches(faults, result)
+            issues = explain(self._planner, self._site, result, MAX_MISMATCHES)
+            changes.add_mismatches(issues, result)
         return changes.listed()
 
     # The quick pass.

@@ -118,13 +118,13 @@ class Changes:
             self.add_properties(place, first, result, pointer_to(path), count)
         return self
 
-    def add_mismatches(self, faults: Iterable[ValidationIssue], value: Any) -> "Changes":
+    def add_mismatches(self, issues: Iterable[ValidationIssue], value: Any) -> "Changes":
         """Add the parts of `value` that do not match the schema."""
-        for fault in faults:
+        for issue in issues:
             here: Any = value
             place: Place | None = self._root
             location: _Location = None, None
-            for token in map(unescape, fault.path.split("/")[1:]):
+            for token in map(unescape, issue.path.split("/")[1:]):
                 location = _location(place, None if is_list(here) else token)
                 if is_list(here):
                     place = place and place.item(int(token))
@@ -132,7 +132,7 @@ class Changes:
                 else:
                     place = place and place.child(token)
                     here = here.get(token) if is_object(here) else None
-            self._add("mismatch", location, fault.path, fault.message)
+            self._add("mismatch", location, issue.path, issue.message)
         return self
 
     def _shape(self, place: Place | None, before: Any, after: Any, path: Path) -> None:

@@ -145,7 +145,7 @@ class Pass:
                 if plan.accepts(converted):
                     self.edits += 1
                     return converted
-        return self.misfit(plan, value)
+        return self.replace_mismatch(plan, value)
 
     def _object(self, plan: Plan, value: dict[Any, Any], path: Path, levels: int) -> Any:
         if levels <= 0:
@@ -235,7 +235,7 @@ class Pass:
                     raise NeedsRepair
                 nearest = self.unmatched(plan, choice, value)
                 if nearest is None:
-                    return self.misfit(plan, value)
+                    return self.replace_mismatch(plan, value)
                 chosen = [nearest]
             named = self.named(choice, value)
             picks.extend(chosen)
@@ -267,7 +267,7 @@ class Pass:
         """
         return None if self.on_trial else choice.named(value)
 
-    def misfit(self, plan: Plan, value: Any) -> Any:
+    def replace_mismatch(self, plan: Plan, value: Any) -> Any:
         """Return the replacement of a mismatched value: without properties that are unknown to all union members."""
         if self.on_trial:
             raise NeedsRepair
@@ -350,7 +350,7 @@ class CreatingPass(Pass):
         """Return None: a member that the value matches wins."""
         return None
 
-    def misfit(self, plan: Plan, value: Any) -> Any:
+    def replace_mismatch(self, plan: Plan, value: Any) -> Any:
         """Return the declared default or a created value, if one matches."""
         if plan.types is None and plan.default is MISSING and not plan.choices:
             # There is no schema for the value.

@@ -19,7 +19,7 @@ import msgspec
 from operations._json import reject_masked, to_json
 from operations.errors import ErrorCode, RegistrationError, SchemaError
 from operations.schema.document import Schema
-from operations.schema.explain import ValidationIssue, misfit
+from operations.schema.explain import ValidationIssue, mismatch_error
 from operations.schema.python import read
 from operations.schema.python.annotations import is_unpack, origin_of, parse_docstring, peel
 from operations.schema.python.records import Field, Record, default_of
@@ -88,7 +88,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             try:
                 arguments = dict(given) if convert is None else convert(given)
             except ConversionError as error:
-                raise misfit(
+                raise mismatch_error(
                     ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", error.issues()
                 ) from error
             if context_name is not None:
