@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -100,11 +100,11 @@ class Ledger:
                 )
             # Log rotation may have moved the file while no process was running.
             known = head or _START
-            before, end, _ = _read(self._key, last) if last else (known, known, 0)
-            if self._head is not None and known not in (before, end):
-                raise ValueError(f"it ends at line {end[0]}, but its head is {known[0]}")
+            line = _read(self._key, last) if last else _Line(known, known)
+            if self._head is not None and known not in (line.before, line.end):
+                raise ValueError(f"it ends at line {line.end[0]}, but its head is {known[0]}")
             # After a rotation without a head, only this process knows the end.
-            self._end = max(self._end, end)
+            self._end = max(self._end, line.end)
             self._write_head()
         except (OSError, ValueError) as error:
             self.close()
@@ -235,8 +235,19 @@ def _signed(key: bytes, body: bytes) -> tuple[bytes, str]:
     return body[:-1] + _MAC + mac.encode() + b'"}\n', mac
 
 
-def _read(key: bytes, text: bytes) -> tuple[_End, _End, int]:
-    """Return the number and HMAC of the previous line and of this line, and the number of lost lines between them.
+class _Line(NamedTuple):
+    """A line of a ledger."""
+
+    before: _End
+    """The number and HMAC of the previous line."""
+
+    end: _End
+    lost: int = 0
+    """The number of lines between the two that could not be written."""
+
+
+def _read(key: bytes, text: bytes) -> _Line:
+    """Read a line.
 
     Raises:
         ValueError: If the line was not signed with the key.
@@ -246,7 +257,7 @@ def _read(key: bytes, text: bytes) -> tuple[_End, _End, int]:
     if not hmac.compare_digest(expected, text):
         raise ValueError("not a line of this ledger, or changed")
     line: JSONObject = msgspec.json.decode(body)
-    return (line["n"] - 1, line["previous"]), (line["n"], mac), line.get("lost", 0)
+    return _Line((line["n"] - 1, line["previous"]), (line["n"], mac), line.get("lost", 0))
 
 
 def _read_head(path: Path) -> _End | None:
@@ -288,29 +299,34 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
     Raises:
         LedgerError: If a file or the head cannot be read.
     """
-    secret, first, count, lost = secret_key(key, "a ledger"), 0, 0, 0
-    known, is_missing = _START, False
-    before, end, place, problem = known, known, "the head", None
+    secret = secret_key(key, "a ledger")
+    stored: _End | None = _START
+    first, last = 0, _Line(_START, _START)
+    count = lost = 0
+    place, problem = "the head", None
     try:
         if head is not None:
             stored = _read_head(head)
-            known, is_missing = stored or _START, stored is None
         for place, text in _lines(paths):  # noqa: B007 - a problem names it
-            before, found, missing = _read(secret, text)
-            if count and before != end:
-                raise ValueError(f"number {found[0]} follows {end[0]}")
-            first, end, count, lost = first or found[0], found, count + 1, lost + missing
+            line = _read(secret, text)
+            if count and line.before != last.end:
+                raise ValueError(f"number {line.end[0]} follows {last.end[0]}")
+            first, last = first or line.end[0], line
+            count, lost = count + 1, lost + line.lost
     except ValueError as error:
         problem = f"{place}: {error}"
     except OSError as error:
         # A process that recorded nothing leaves a head, and its file may be removed.
-        if head is None or known[0] or not isinstance(error, FileNotFoundError):
+        is_used = stored is not None and stored[0] > 0
+        if head is None or is_used or not isinstance(error, FileNotFoundError):
             raise LedgerError(f"cannot read the ledger: {error}") from error
+    if stored is None and not count:
+        stored = _START
     # One line may follow the head, if the process ended before it wrote the head.
-    is_end = known in (before, end) and not (is_missing and count)
-    if problem is None and head is not None and not is_end:
-        problem = f"the head is number {known[0]}: lines at the end are missing, or the head is"
-    return Verified(count, first, end[0], head is not None, problem, lost)
+    if problem is None and head is not None and stored not in (last.before, last.end):
+        number = 0 if stored is None else stored[0]
+        problem = f"the head is number {number}: lines at the end are missing, or the head is"
+    return Verified(count, first, last.end[0], head is not None, problem, lost)
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:

@@ -304,25 +304,17 @@ class CallServer(JobRunner, Receiver):
         delivery: Delivery,
         replied: asyncio.Event | None = None,
     ) -> None:
-        request_id, age = request.request_id, delivery.age
-        claim, sender = delivery.claim, delivery.sender
-        key = sender + request_id
+        """Queue a request, or reply to it if it is malformed, repeated or refused."""
+        claim, key = delivery.claim, delivery.sender + request.request_id
         problem = check_request(request)
         if problem is not None:
             if claim is not None:
                 claim.remove()
-            malformed = MalformedEvent(problem, PUT_TYPE, request_id)
-            set_after(self._reject(malformed, reply_to, sender), replied)
+            malformed = MalformedEvent(problem, PUT_TYPE, request.request_id)
+            set_after(self._reject(malformed, reply_to, delivery.sender), replied)
             return
         if not self._is_new(key, request.resends):
-            self.duplicates += 1
-            known = self.jobs.get(key)
-            # A job that has not started removes the request itself.
-            if claim is not None and (known is None or known.claim is None):
-                claim.remove()
-            reply = self._recent.last_reply(key, reply_to)
-            sending = None if reply is None else self._spawn(self._send(reply_to, reply))
-            set_after(sending, replied)
+            self._repeat_reply(key, reply_to, delivery, replied)
             return
         job = self._job_of(request, reply_to, key, delivery)
         job.replied = replied
@@ -337,7 +329,7 @@ class CallServer(JobRunner, Receiver):
             if request.attempt > 1 and self._shared is None:
                 self._refuse(job, may_have_run(job))
                 return
-            job.is_stale = replied is None and self._is_stale(age)
+            job.is_stale = replied is None and self._is_stale(delivery.age)
         elif claim is not None and claim.is_fresh and request.attempt == 1:
             claim.remove()
             job.claim = None
@@ -345,6 +337,19 @@ class CallServer(JobRunner, Receiver):
             self._admission.offer(job)
         except CallError as error:
             self._refuse(job, error)
+
+    def _repeat_reply(
+        self, key: str, reply_to: str, delivery: Delivery, replied: asyncio.Event | None
+    ) -> None:
+        """Remove a request that arrived before, and send its reply again if there is one."""
+        self.duplicates += 1
+        known = self.jobs.get(key)
+        # A job that has not started removes the request itself.
+        if delivery.claim is not None and (known is None or known.claim is None):
+            delivery.claim.remove()
+        reply = self._recent.last_reply(key, reply_to)
+        sending = None if reply is None else self._spawn(self._send(reply_to, reply))
+        set_after(sending, replied)
 
     async def _prepare(self, job: Job) -> None:
         """Remove a request from its queue.

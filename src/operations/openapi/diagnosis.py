@@ -59,21 +59,25 @@ def examples_of(
     follow = description.references.object_at
     for entry in entries:
         for status, node in object_of(entry.operation.get("responses")).items():
-            response = follow(node)
-            for media_type, schema, holder in _media(description, entry, response):
-                for value in _values(description, schema, holder):
-                    sent, sent_type = _meant(value), media_type
-                    if is_range(media_type):
-                        sent_type = "text/plain" if isinstance(sent, str) else "application/json"
-                    is_sendable = is_text(sent_type) and isinstance(sent, str)
-                    if is_json(sent_type) or (is_sendable and not is_stream(sent_type)):
+            for media_type, schema, holder in _media(description, entry, follow(node)):
+                for value in map(_meant, _values(description, schema, holder)):
+                    sent_type = _sent_type(media_type, value)
+                    if sent_type is not None:
                         yield Example(
                             entry=entry,
                             status=_status(str(status)),
                             media_type=sent_type,
-                            value=sent,
+                            value=value,
                             schema=schema if is_json(sent_type) else _TEXT,
                         )
+
+
+def _sent_type(media_type: str, value: Any) -> str | None:
+    """Return the media type in which an example can be sent as one response; None if there is none."""
+    if is_range(media_type):
+        media_type = "text/plain" if isinstance(value, str) else "application/json"
+    is_sendable = is_text(media_type) and isinstance(value, str) and not is_stream(media_type)
+    return media_type if is_json(media_type) or is_sendable else None
 
 
 def _media(

@@ -11,7 +11,7 @@ Rule 3: a session belongs to the caller that opened it; other callers cannot use
 
 from collections.abc import Awaitable, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import mcp_types as types
 import msgspec
@@ -454,7 +454,7 @@ class HandshakeTransport:
             session,
             progress_token,
             streams=True,
-            prefers_stream=accepted_kinds(state.headers)[2],
+            prefers_stream=accepted_types(state.headers).prefers_stream,
         )
 
     @staticmethod
@@ -504,12 +504,12 @@ def rejection(state: RequestState, allowed: tuple[bytes, ...]) -> Reply | None:
     method, headers = state.scope["method"], state.headers
     if method.encode() not in allowed:
         return failure(405, "Method Not Allowed", (b"allow", b", ".join(allowed)))
-    accepts_json, accepts_stream, _ = accepted_kinds(headers)
-    if method == "GET" and not accepts_stream:
+    accepted = accepted_types(headers)
+    if method == "GET" and not accepted.stream:
         return failure(406, "Not Acceptable: Client must accept text/event-stream")
     if method != "POST":
         return None
-    if not accepts_json or not accepts_stream:
+    if not (accepted.json and accepted.stream):
         kinds = "both application/json and text/event-stream"
         return failure(406, f"Not Acceptable: Client must accept {kinds}")
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -518,15 +518,23 @@ def rejection(state: RequestState, allowed: tuple[bytes, ...]) -> Reply | None:
     return None
 
 
-def accepted_kinds(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
-    """Return whether a client accepts JSON, whether it accepts event streams, and whether it prefers event streams."""
+class AcceptedTypes(NamedTuple):
+    """The kinds of response that a client accepts."""
+
+    json: bool
+    stream: bool
+    prefers_stream: bool
+
+
+def accepted_types(headers: Mapping[bytes, bytes]) -> AcceptedTypes:
+    """Read the header `Accept`."""
     accept = headers.get(b"accept", b"")
     kinds = [part.partition(b";")[0].strip().lower() for part in accept.split(b",")]
     anything = b"*/*" in kinds
     accepts_json = anything or b"application/json" in kinds or b"application/*" in kinds
     accepts_stream = anything or b"text/event-stream" in kinds or b"text/*" in kinds
     prefers_stream = accepts_json and kinds[0] == b"text/event-stream"
-    return accepts_json, accepts_stream, prefers_stream
+    return AcceptedTypes(accepts_json, accepts_stream, prefers_stream)
 
 
 def decode_message(body: bytes, max_values: int) -> JSONObject | Reply:
