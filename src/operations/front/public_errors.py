@@ -283,9 +283,15 @@ class Redactor:
 
 
 @lru_cache(maxsize=64)
+def spellings(*secrets: str) -> frozenset[str]:
+    """Return the secrets and their parts, in every encoding."""
+    return _spelled(part for secret in secrets for part in parts_of(secret))
+
+
+@lru_cache(maxsize=64)
 def redaction(*secrets: str) -> Callable[[str], str]:
     """Return a function that redacts the secrets and their parts in a text."""
-    return _redaction(_spelled(part for secret in secrets for part in parts_of(secret)))
+    return _redaction(spellings(*secrets))
 
 
 def parts_of(secret: str) -> Iterator[str]:
@@ -294,16 +300,16 @@ def parts_of(secret: str) -> Iterator[str]:
     yield from (part for part in secret.split() if part.lower() not in _SCHEMES)
 
 
-def _spelled(secrets: Iterable[str]) -> set[str]:
+def _spelled(secrets: Iterable[str]) -> frozenset[str]:
     """Return the secrets that are long enough, in every encoding."""
-    found = {text for text in secrets if len(text) >= SHORTEST}
+    found = frozenset(text for text in secrets if len(text) >= SHORTEST)
     printed = {ascii(text)[1:-1] for text in found}
     in_json = {json.dumps(text, ensure_ascii=way)[1:-1] for text in found for way in (True, False)}
     in_urls = {quote(text, safe=safe, errors="replace") for text in found for safe in ("", "/")}
     return found | printed | in_json | in_urls
 
 
-def _redaction(secrets: set[str]) -> Callable[[str], str]:
+def _redaction(secrets: frozenset[str]) -> Callable[[str], str]:
     if not secrets:
         return str
     longest_first = sorted(secrets, key=len, reverse=True)

@@ -27,7 +27,7 @@ from operations._json import (
 )
 from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.front.public_errors import redaction
+from operations.front.public_errors import redaction, spellings
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import from_base64
 from operations.openapi.reading import media
@@ -204,11 +204,11 @@ class WholeResponse(msgspec.Struct, frozen=True, gc=False):
 def shown_headers(headers: Mapping[str, str], secrets: list[str]) -> dict[str, str]:
     """Return the headers that a caller may see, without the credentials of the request."""
     shown = {name: value for name, value in headers.items() if name not in _WITHHELD}
-    if secrets:
-        # Many servers repeat the query, with its key, in `Link`.
-        redact = redaction(*secrets)
-        return {name: redact(text) for name, text in shown.items()}
-    return shown
+    if not secrets or not any(map("\n".join(shown.values()).__contains__, spellings(*secrets))):
+        return shown
+    # Many servers repeat the query, with its key, in `Link`.
+    redact = redaction(*secrets)
+    return {name: redact(text) for name, text in shown.items()}
 
 
 def meta_of(response: HTTPResponse | WholeResponse, secrets: list[str]) -> HTTPResponseMeta:
