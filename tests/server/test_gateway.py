@@ -181,7 +181,9 @@ async def test_the_log_names_the_operation_that_failed_in_a_batch(
     response = await serving().post("/batch", json={"calls": calls})
 
     (result,) = response.json["results"]
-    assert f"request {result['error']['requestId']} failed in task.get" in caplog.text
+    request_id = result["error"]["requestId"]
+    assert f"request {request_id} failed in task.get" in caplog.text
+    assert response.headers["x-request-id"] == request_id
 
 
 @pytest.mark.requirement("R07", "R17")

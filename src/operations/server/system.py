@@ -29,7 +29,7 @@ from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply, decode_body, json_reply, matches_tag
-from operations.front.public_errors import METADATA_PATH, malformed
+from operations.front.public_errors import METADATA_PATH, Header, malformed
 from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
@@ -66,15 +66,19 @@ async def _call(state: RequestState) -> Reply:
     state.call_operation(front.find(wanted.operation, state.identity))
     state.start_work()
     envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
-    request_id = (b"x-request-id", state.context.request_id.encode())
-    return Reply(200, envelope.encode(), [JSON, request_id])
+    return Reply(200, envelope.encode(), [JSON, _request_id(state)])
 
 
 async def _batch(state: RequestState) -> Reply:
     state.take_slot()
     wanted = await _read(state, Batch)
     state.start_work()
-    return json_reply(await state.front.answer(wanted, state.context, state.caller))
+    results = await state.front.answer(wanted, state.context, state.caller)
+    return json_reply(results, headers=[_request_id(state)])
+
+
+def _request_id(state: RequestState) -> Header:
+    return b"x-request-id", state.context.request_id.encode()
 
 
 async def _subscribe(state: RequestState) -> None:
