@@ -1,7 +1,9 @@
 """A WebSocket whose peer does not read, or reads slowly."""
 
 import asyncio
+import gc
 import json
+import sys
 import traceback
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
@@ -19,17 +21,23 @@ from websockets.http11 import Request, Response
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import Delivery
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
-from operations.pubsub.websocket.target import WebSocketTarget
+from operations.pubsub.websocket.target import BATCHES, WebSocketTarget
 
-KEEPALIVE = {"ping_interval": 1, "ping_timeout": 1}
+KEEPALIVE: dict[str, Any] = {"ping_interval": 1, "ping_timeout": 1}
 LARGE = json.dumps({"type": "call.responded", "payload": "x" * 14_000_000}).encode()
 SMALL = json.dumps({"type": "call.responded", "payload": "x" * 1000}).encode()
 
 
 @asynccontextmanager
-async def reader(**options: Any) -> AsyncGenerator[tuple[WebSocketTarget, ServerConnection]]:
+async def reader(
+    *, batches: bool = False, **options: Any
+) -> AsyncGenerator[tuple[WebSocketTarget, ServerConnection]]:
     """A connection, and its other end, which reads only on request."""
     connections: list[ServerConnection] = []
+
+    def respond(connection: ServerConnection, request: Request, response: Response) -> None:
+        if batches:
+            response.headers[BATCHES] = "1"
 
     async def handle(connection: ServerConnection) -> None:
         connection.transport.pause_reading()
@@ -37,7 +45,13 @@ async def reader(**options: Any) -> AsyncGenerator[tuple[WebSocketTarget, Server
         await connection.wait_closed()
 
     async with serve(
-        handle, "127.0.0.1", 0, max_size=None, close_timeout=0.1, ping_interval=None
+        handle,
+        "127.0.0.1",
+        0,
+        max_size=None,
+        close_timeout=0.1,
+        ping_interval=None,
+        process_response=respond,
     ) as server:
         port = server.sockets[0].getsockname()[1]
         async with connect_websocket(f"ws://127.0.0.1:{port}", **options) as target:
@@ -294,6 +308,52 @@ async def test_a_message_whose_sender_stopped_waiting_for_space_is_not_stored() 
         with anyio.fail_after(20):
             assert [await peer.recv(decode=False), await peer.recv(decode=False)] == [LARGE, SMALL]
             await asyncio.gather(filling, last)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+async def test_waiting_messages_are_sent_in_order_except_those_of_cancelled_senders(
+    batches: bool,
+) -> None:
+    bodies = [json.dumps({"n": n, "payload": "x" * 1000}).encode() for n in range(2000)]
+    references = sys.getrefcount(bodies[-3])
+
+    async with (
+        reader(batches=batches, close_timeout=20) as (target, peer),
+        reader() as (other, other_peer),
+    ):
+        filling = asyncio.create_task(target.send("peer", LARGE))
+        await asyncio.sleep(0)
+        sending = [asyncio.create_task(target.send("peer", body)) for body in bodies]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in sending), (
+            "nothing is stored for a peer that does not read"
+        )
+        cancelled = sending.pop(-3)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        del cancelled
+        gc.collect()
+        remaining = sys.getrefcount(bodies[-3])
+        assert remaining == references, "the message of a cancelled sender is not stored"
+
+        other_peer.transport.resume_reading()
+        with anyio.fail_after(20):
+            await other.send("peer", SMALL)
+            assert await other_peer.recv(decode=False) == SMALL, "other connections are not blocked"
+
+        del bodies[-3]
+        peer.transport.resume_reading()
+        with anyio.fail_after(20):
+            assert await peer.recv(decode=False) == LARGE
+            arrived: list[bytes] = []
+            while len(arrived) < len(bodies):
+                arrived += (await peer.recv(decode=False)).split(b"\n")
+                if bodies[-1] is not SMALL:
+                    # A message that is sent later does not overtake those that wait.
+                    bodies.append(SMALL)
+                    sending.append(asyncio.create_task(target.send("peer", SMALL)))
+            assert arrived == bodies
+            await asyncio.gather(filling, *sending)
 
 
 async def test_a_message_to_a_peer_that_closes_fails_with_the_reason() -> None:

@@ -8,7 +8,7 @@ Rule 1: the connection is the peer. When it breaks, its calls are lost, and thei
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from sys import maxsize
@@ -53,10 +53,10 @@ PING_TIMEOUT = 8.0
 CLOSE_TIMEOUT = 1.0
 """Seconds for the closing handshake."""
 
-_MAX_UNSENT = 32 * 1024
+_MAX_UNSENT = 256 * 1024
 """Senders wait while more bytes than this are unsent."""
 
-MAX_BATCH = 2 * _MAX_UNSENT
+MAX_BATCH = 64 * 1024
 """The largest frame with several events, in bytes. A peer with a lower limit does not accept batches."""
 
 _WATCH_EVERY = 1.0
@@ -116,11 +116,8 @@ class LibrarySocket:
     def __init__(self, connection: Any, batches: bool = False) -> None:
         self.batches = batches
         self._connection = connection
-        self._unsent: deque[bytes] = deque()
+        self._unsent: OrderedDict[asyncio.Future[None], bytes] = OrderedDict()
         self._unsent_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-        self._turn = asyncio.Lock()
         self._sending: asyncio.Task[None] | None = None
         self._failure = ""
         self._loop = asyncio.get_running_loop()
@@ -129,56 +126,55 @@ class LibrarySocket:
     async def send(self, text: bytes) -> None:
         """Send a message, together with other messages of this iteration of the event loop.
 
-        Waits while much is unsent. A large message counts as sent when the peer has read nearly all of it.
+        Waits while much is unsent, so a large message counts as sent when the peer has read nearly all of it. A message
+        is dropped if its sender is cancelled before its turn.
         """
-        if not self._room.is_set():
-            # One sender at a time waits for space: waking thousands, of which a few find space, takes seconds.
-            async with self._turn:
-                while not self._room.is_set():
-                    await self._room.wait()
-        self._unsent.append(text)
+        sent = self._loop.create_future()
+        self._unsent[sent] = text
         self._unsent_bytes += len(text)
-        sending = self._sending = self._sending or asyncio.Task(self._send_all())
-        if self._unsent_bytes > _MAX_UNSENT:
-            self._room.clear()
-        if len(text) > _MAX_UNSENT:
-            await self._room.wait()
-        if self._connection.state is not State.OPEN:
-            # It fails with the reason when the connection is closed.
-            await asyncio.wait({sending})
-            raise EOFError(self._failure or "the peer did not read the whole message")
+        self._sending = self._sending or asyncio.Task(self._send_all())
+        if self._unsent_bytes > _MAX_UNSENT or self._connection.state is not State.OPEN:
+            try:
+                await sent
+            except asyncio.CancelledError:
+                if self._unsent.pop(sent, None) is not None:
+                    self._unsent_bytes -= len(text)
+                raise
+            if self._connection.state is not State.OPEN:
+                raise EOFError(self._failure or "the peer did not read the whole message")
 
     async def _send_all(self) -> None:
         try:
             while self._unsent:
-                texts = self._next_texts()
-                await self._send_frame(b"\n".join(texts))
-                self._unsent_bytes -= sum(map(len, texts))
-                if self._unsent_bytes <= _MAX_UNSENT:
-                    self._room.set()
+                await self._send_frame(self._next_messages())
+        finally:
+            self._sending = None
+
+    def _next_messages(self) -> dict[asyncio.Future[None], bytes]:
+        """Return the next message or, if the peer accepts batches, as many messages as a frame may contain."""
+        messages: dict[asyncio.Future[None], bytes] = {}
+        size = 0
+        for sent, text in self._unsent.items():
+            size += len(text) + 1
+            if messages and (size > MAX_BATCH or not self.batches):
+                break
+            messages[sent] = text
+        for sent in messages:
+            del self._unsent[sent]
+        return messages
+
+    async def _send_frame(self, messages: dict[asyncio.Future[None], bytes]) -> None:
+        self._watch_later(maxsize, 0.0)
+        try:
+            await self._connection.send(b"\n".join(messages.values()), text=True)
         except ConnectionClosed as error:
             self._failure = self._failure or str(error)
         finally:
-            self._sending = None
-            self._unsent.clear()
-            self._unsent_bytes = 0
-            self._room.set()
-
-    def _next_texts(self) -> list[bytes]:
-        """Return the next message or, if the peer accepts batches, as many messages as a frame may contain."""
-        texts = [self._unsent.popleft()]
-        room = MAX_BATCH - len(texts[0]) if self.batches else 0
-        while self._unsent and len(self._unsent[0]) < room:
-            texts.append(self._unsent.popleft())
-            room -= len(texts[-1]) + 1
-        return texts
-
-    async def _send_frame(self, text: bytes) -> None:
-        self._watch_later(maxsize, 0.0)
-        try:
-            await self._connection.send(text, text=True)
-        finally:
             self._watching.cancel()
+            self._unsent_bytes -= sum(map(len, messages.values()))
+            for sent in messages:
+                if not sent.done():
+                    sent.set_result(None)
 
     def _watch_later(self, least: int, idle: float) -> None:
         self._watching = self._loop.call_later(_WATCH_EVERY, self._watch, least, idle)
