@@ -321,6 +321,31 @@ async def test_client_and_server_spans_continue_the_trace_of_the_caller(
     assert waited[1] >= 0.04
 
 
+async def test_spans_of_a_cancelled_call_have_the_code_of_the_call(broker_world: World) -> None:
+    latch, hub, here = Latch(), OperationRegistry(), InMemorySpanExporter()
+    spans_of(hub, here)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(broker_world.serve(latch.registry))
+        target = await stack.enter_async_context(broker_world.connect())
+        hub.register_all(await stack.enter_async_context(from_calls(target)))
+        call = asyncio.create_task(hub.execute("latch.pass"))
+        await until(lambda: latch.begun == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with pytest.raises(CallError) as caught:
+            await hub.execute("latch.pass", timeout=0.1)
+
+    assert caught.value.code == "TIMEOUT"
+    codes = [(span.kind, _attribute(span, "error.type")) for span in here.get_finished_spans()]
+    assert codes == [
+        (SpanKind.CLIENT, "ABORTED"),
+        (SpanKind.SERVER, "ABORTED"),
+        (SpanKind.CLIENT, "TIMEOUT"),
+        (SpanKind.SERVER, "TIMEOUT"),
+    ]
+
+
 def _parent(span: ReadableSpan) -> int:
     assert span.parent is not None
     return span.parent.span_id

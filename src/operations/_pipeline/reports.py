@@ -95,13 +95,13 @@ def code_of(
 ) -> str | None:
     """Return the error code for the outcome of a call; None for success."""
     if isinstance(end, BaseException):
-        return end.code if isinstance(end, CallError) else _code_of_end(context)
+        return end.code if isinstance(end, CallError) else code_of_end(context)
     if end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
         return str(ErrorCode.EXECUTION_ERROR)
     return None
 
 
-def _code_of_end(context: OperationContext) -> str:
+def code_of_end(context: OperationContext) -> str:
     """Return the code for a cancelled call: `TIMEOUT` if its channel cancelled it at the deadline."""
     deadline = context.deadline if context.limit is None else context.limit.deadline
     is_over = deadline is not None and now() >= deadline - _APART

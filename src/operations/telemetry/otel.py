@@ -11,14 +11,16 @@ Rule 3: a call that is forwarded to a worker, an HTTP API or an MCP server has a
 Rule 4: no argument, result or message becomes an attribute.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 from operations._pipeline.plan import BUCKETS, Call, Next, NextStream
+from operations._pipeline.reports import code_of_end
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, MissingExtraError
+from operations.errors import MissingExtraError, map_error
 from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
 from operations.registry import OperationRegistry
 
@@ -156,11 +158,11 @@ class Spans:
         )
         try:
             yield span
-        except GeneratorExit:
-            # The consumer of a subscription stopped iterating.
+        except asyncio.CancelledError:
+            _mark_failed(span, code_of_end(call.context))
             raise
-        except BaseException as error:
-            _mark_failed(span, error.code if isinstance(error, CallError) else type(error).__name__)
+        except Exception as error:
+            _mark_failed(span, map_error(error, call.spec.error_schemas).code)
             raise
         finally:
             span.end()
