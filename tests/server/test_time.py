@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
@@ -404,3 +405,25 @@ async def test_a_time_limit_of_middleware_ends_a_request_as_its_own() -> None:
 
     assert called == from_mcp == (503, "too slow")
     assert raised == [TimeoutError] * 2
+
+
+async def test_a_request_is_watched_in_its_own_context() -> None:
+    """A middleware, such as that of OpenTelemetry, may read the context in `receive`."""
+    current = ContextVar("current", default="")
+    seen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def receive() -> Message:
+        await seen.put(current.get())
+        return {"type": "http.disconnect"}
+
+    async def request(name: str) -> None:
+        current.set(name)
+        timeout = RequestTimeout()
+        timeout.start(30, receive)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        timeout.stop()
+
+    with anyio.fail_after(5):
+        await asyncio.gather(request("one"), request("two"))
+    assert [seen.get_nowait() for _ in "12"] == ["one", "two"]

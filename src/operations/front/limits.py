@@ -12,6 +12,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -379,8 +380,8 @@ class RequestTimeout:
     """
 
     __slots__ = (
-        "_due", "_fired", "_is_new", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer",
-        "_watcher", "disconnected", "is_reading", "timed_out",
+        "_context", "_due", "_fired", "_is_new", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task",
+        "_timer", "_watcher", "disconnected", "is_reading", "timed_out",
     )  # fmt: skip
 
     def __init__(self, on_overdue: Callable[[], None] | None = None) -> None:
@@ -390,6 +391,7 @@ class RequestTimeout:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._receive: Receive | None = None
+        self._context = copy_context()
         self._limit: TimeLimit | None = None
         self._over = self._due = _NEVER
         self._is_new = False
@@ -477,7 +479,9 @@ class RequestTimeout:
                 self._timer = self._loop.call_later(GRACE, self._on_overdue)
             return
         if self._receive is not None and self._watcher is None:
-            self._watcher = asyncio.Task(self._watch_client(self._receive), loop=self._loop)
+            # In the context of the request, because new requests share a timer.
+            watching = self._watch_client(self._receive)
+            self._watcher = asyncio.Task(watching, loop=self._loop, context=self._context)
         if self._over != _NEVER:
             self._set(self._over)
 
