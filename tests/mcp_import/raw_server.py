@@ -1,6 +1,7 @@
 """An MCP server on stdio without the SDK: quick to start, and able to misbehave in any way asked for.
 
-`python raw_server.py MODE [ARGUMENT]`; see `MODES`. Its tool `answer` gives back exactly the result it was sent.
+`python raw_server.py MODE [ARGUMENT]`; `main`, `handle` and `listed` define the modes. Its tool `answer` gives back
+exactly the result it was sent.
 """
 
 import base64
@@ -10,182 +11,255 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 ANY = {"type": "object"}
-TOOLS: list[dict[str, Any]] = [
-    {"name": name, "inputSchema": ANY, "description": f"The tool {name}."}
-    for name in ("answer", "die", "garbage", "malformed", "big", "never", "cancelled", "pid", "env", "fail", "count",
-                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "batch",
-                 "say", "exit_after", "listings", "deaf", "flood", "pings", "pinged", "orphan", "busy")
-]  # fmt: skip
 STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}, "listings": 0, "pinged": 0}
 
 
-def send(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+class Call(NamedTuple):
+    id: Any
+    arguments: dict[str, Any]
+    meta: dict[str, Any]
+
+
+Handler: TypeAlias = Callable[[Call], dict[str, Any] | None]
+"""Returns the result of a call; None if it sends none, or has sent it."""
+
+TOOLS: list[dict[str, Any]] = []
+HANDLERS: dict[str, Handler] = {}
+
+
+def tool(handler: Handler) -> Handler:
+    name = handler.__name__
+    TOOLS.append({"name": name, "inputSchema": ANY, "description": f"The tool {name}."})
+    HANDLERS[name] = handler
+    return handler
+
+
+def write(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def text(value: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": value}]}
+def send(message: dict[str, Any]) -> None:
+    write(json.dumps({"jsonrpc": "2.0", **message}))
 
 
-def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> None:
-    if name == "answer":
-        return send({"id": request_id, "result": arguments["result"]})
-    if name == "die":
-        count()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if name == "exit_after":
-        send({"id": request_id, "result": text("bye")})
-        os._exit(0)
-    if name == "garbage":
-        sys.stdout.write('this is {"no": JSON\n\x00\xff\n')
-        sys.stdout.flush()
-        return None
-    if name == "malformed":
-        result = {
-            "deep": "[" * 9000 + "]" * 9000,
-            "surrogate": '{"a": "\\ud800"}',
-            "no object": '""',
-        }
-        sys.stdout.write(
-            f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {result[arguments["what"]]}}}\n'
-        )
-        sys.stdout.flush()
-        return None
-    if name == "big":
-        blob = "x" * arguments["bytes"]
-        return send({"id": request_id, "result": text(blob)})
-    if name == "long_line_other_end":
-        line = json.dumps(
-            {"result": text("x" * arguments["bytes"]), "jsonrpc": "2.0", "id": request_id}
-        )
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-        return None
-    if name == "not_json":
-        deep: Any = {}
-        for _ in range(100):
-            deep = {"a": deep}
-        value = {"nan": float("nan"), "deep": deep}[arguments["what"]]
-        return send(
-            {"id": request_id, "result": {"content": [], "structuredContent": {"x": value}}}
-        )
-    if name == "say":
-        stream = getattr(sys, arguments.get("stream", "stdout")).buffer
-        stream.write(base64.b64decode(arguments["bytes"]) + b"\n")
-        stream.flush()
-        return send({"id": request_id, "result": text("said")})
-    if name == "pings":
-        for number in range(arguments["count"]):
-            send({"id": f"ping-{number}", "method": "ping"})
-        return send({"id": request_id, "result": text("done")})
-    if name == "batch":
-        log = {
-            "jsonrpc": "2.0",
-            "method": "notifications/message",
-            "params": {"level": "info", "data": "x"},
-        }
-        answer = {"jsonrpc": "2.0", "id": request_id, "result": text("together")}
-        sys.stdout.write(json.dumps([log, answer, 7]) + "\n")
-        sys.stdout.flush()
-        return None
-    if name == "never":
-        STATE["never"].append(request_id)
-        return None
-    if name == "cancelled":
-        return send(
-            {"id": request_id, "result": text(json.dumps([STATE["never"], STATE["cancelled"]]))}
-        )
-    if name == "pid":
-        return send({"id": request_id, "result": text(str(os.getpid()))})
-    if name == "env":
-        return send({"id": request_id, "result": text(json.dumps(dict(os.environ)))})
-    if name == "fail":
-        return send(
-            {
-                "id": request_id,
-                "error": {"code": -32050, "message": "no luck", "data": {"why": "today"}}
-                | arguments,
-            }
-        )
-    if name == "orphan":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        os._exit(arguments.get("code", 3))
-    if name == "busy":
-        os.close(STATE["parent"])
-        time.sleep(arguments["seconds"])
-        return send({"id": request_id, "result": text(str(os.getpid()))})
-    if name == "pinged":
-        return send({"id": request_id, "result": text(str(STATE["pinged"]))})
-    if name == "listings":
-        return send({"id": request_id, "result": text(str(STATE["listings"]))})
-    if name == "deaf":
-        send({"id": request_id, "result": text("no more")})
-        time.sleep(600)
-    if name == "flood":
-        send({"id": request_id, "result": text("here it comes")})
-        log = {"jsonrpc": "2.0", "method": "notifications/message"}
-        line = json.dumps({**log, "params": {"level": "debug", "data": "x" * 1000}}) + "\n"
-        while True:
-            sys.stdout.write(line)
-            sys.stderr.write(line)
-    if name == "count":
-        return send({"id": request_id, "result": text(str(count()))})
-    if name == "change":
-        for tool in TOOLS:
-            if tool["name"] == arguments["tool"]:
-                tool["description"] = arguments.get("description", "Something else.")
-                break
-        else:
-            TOOLS.append({"name": arguments["tool"], "inputSchema": ANY})
-        send({"method": "notifications/tools/list_changed"})
-        return send({"id": request_id, "result": text("done")})
-    if name == "remove":
-        TOOLS[:] = [tool for tool in TOOLS if tool["name"] != arguments["tool"]]
-        send({"method": "notifications/tools/list_changed"})
-        return send({"id": request_id, "result": text("done")})
-    if name == "progress":
-        for step in range(1, arguments.get("steps", 3) + 1):
-            params = {
-                "progressToken": meta["progressToken"],
-                "progress": step,
-                "total": 3,
-                "message": f"step {step}",
-            }
-            send({"method": "notifications/progress", "params": params})
-        return send({"id": request_id, "result": text("done")})
-    if name == "log":
-        send(
-            {
-                "method": "notifications/message",
-                "params": {"level": "warning", "data": arguments["data"]},
-            }
-        )
-        return send({"id": request_id, "result": text("done")})
-    if name == "ask":
-        STATE["asked"]["question"] = request_id
-        params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
-        return send(
-            {
-                "id": "question",
-                "method": arguments["method"],
-                "params": {**params, **arguments.get("params", {})},
-            }
-        )
-    return send({"id": request_id, "error": {"code": -32602, "message": f"unknown tool {name}"}})
+def text(value: object) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": str(value)}]}
 
 
-def count() -> int:
+def add_to_counter() -> int:
     path = os.environ.get("COUNTER")
     if not path:
         return 0
     with Path(path).open("a") as file:
         file.write("x")
     return Path(path).stat().st_size
+
+
+@tool
+def answer(call: Call) -> dict[str, Any]:
+    result: dict[str, Any] = call.arguments["result"]
+    return result
+
+
+@tool
+def die(call: Call) -> None:
+    add_to_counter()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@tool
+def garbage(call: Call) -> None:
+    write('this is {"no": JSON\n\x00\xff')
+
+
+@tool
+def malformed(call: Call) -> None:
+    result = {
+        "deep": "[" * 9000 + "]" * 9000,
+        "surrogate": '{"a": "\\ud800"}',
+        "no object": '""',
+    }
+    write(f'{{"jsonrpc": "2.0", "id": {call.id}, "result": {result[call.arguments["what"]]}}}')
+
+
+@tool
+def big(call: Call) -> dict[str, Any]:
+    return text("x" * call.arguments["bytes"])
+
+
+@tool
+def never(call: Call) -> None:
+    STATE["never"].append(call.id)
+
+
+@tool
+def cancelled(call: Call) -> dict[str, Any]:
+    return text(json.dumps([STATE["never"], STATE["cancelled"]]))
+
+
+@tool
+def pid(call: Call) -> dict[str, Any]:
+    return text(os.getpid())
+
+
+@tool
+def env(call: Call) -> dict[str, Any]:
+    return text(json.dumps(dict(os.environ)))
+
+
+@tool
+def fail(call: Call) -> None:
+    error = {"code": -32050, "message": "no luck", "data": {"why": "today"}}
+    send({"id": call.id, "error": error | call.arguments})
+
+
+@tool
+def count(call: Call) -> dict[str, Any]:
+    return text(add_to_counter())
+
+
+@tool
+def change(call: Call) -> dict[str, Any]:
+    for each in TOOLS:
+        if each["name"] == call.arguments["tool"]:
+            each["description"] = call.arguments.get("description", "Something else.")
+            break
+    else:
+        TOOLS.append({"name": call.arguments["tool"], "inputSchema": ANY})
+    send({"method": "notifications/tools/list_changed"})
+    return text("done")
+
+
+@tool
+def remove(call: Call) -> dict[str, Any]:
+    TOOLS[:] = [each for each in TOOLS if each["name"] != call.arguments["tool"]]
+    send({"method": "notifications/tools/list_changed"})
+    return text("done")
+
+
+@tool
+def progress(call: Call) -> dict[str, Any]:
+    token = call.meta["progressToken"]
+    for step in range(1, call.arguments.get("steps", 3) + 1):
+        params = {"progressToken": token, "progress": step, "total": 3, "message": f"step {step}"}
+        send({"method": "notifications/progress", "params": params})
+    return text("done")
+
+
+@tool
+def log(call: Call) -> dict[str, Any]:
+    params = {"level": "warning", "data": call.arguments["data"]}
+    send({"method": "notifications/message", "params": params})
+    return text("done")
+
+
+@tool
+def ask(call: Call) -> None:
+    STATE["asked"]["question"] = call.id
+    params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
+    params |= call.arguments.get("params", {})
+    send({"id": "question", "method": call.arguments["method"], "params": params})
+
+
+@tool
+def long_line_other_end(call: Call) -> None:
+    result = text("x" * call.arguments["bytes"])
+    write(json.dumps({"result": result, "jsonrpc": "2.0", "id": call.id}))
+
+
+@tool
+def not_json(call: Call) -> dict[str, Any]:
+    deep: Any = {}
+    for _ in range(100):
+        deep = {"a": deep}
+    value = {"nan": float("nan"), "deep": deep}[call.arguments["what"]]
+    return {"content": [], "structuredContent": {"x": value}}
+
+
+@tool
+def batch(call: Call) -> None:
+    params = {"level": "info", "data": "x"}
+    log = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+    answer = {"jsonrpc": "2.0", "id": call.id, "result": text("together")}
+    write(json.dumps([log, answer, 7]))
+
+
+@tool
+def say(call: Call) -> dict[str, Any]:
+    stream = getattr(sys, call.arguments.get("stream", "stdout")).buffer
+    stream.write(base64.b64decode(call.arguments["bytes"]) + b"\n")
+    stream.flush()
+    return text("said")
+
+
+@tool
+def exit_after(call: Call) -> None:
+    send({"id": call.id, "result": text("bye")})
+    os._exit(0)
+
+
+@tool
+def listings(call: Call) -> dict[str, Any]:
+    return text(STATE["listings"])
+
+
+@tool
+def deaf(call: Call) -> None:
+    send({"id": call.id, "result": text("no more")})
+    time.sleep(600)
+
+
+@tool
+def flood(call: Call) -> None:
+    send({"id": call.id, "result": text("here it comes")})
+    log = {"jsonrpc": "2.0", "method": "notifications/message"}
+    line = json.dumps({**log, "params": {"level": "debug", "data": "x" * 1000}}) + "\n"
+    while True:
+        sys.stdout.write(line)
+        sys.stderr.write(line)
+
+
+@tool
+def pings(call: Call) -> dict[str, Any]:
+    for number in range(call.arguments["count"]):
+        send({"id": f"ping-{number}", "method": "ping"})
+    return text("done")
+
+
+@tool
+def pinged(call: Call) -> dict[str, Any]:
+    return text(STATE["pinged"])
+
+
+@tool
+def orphan(call: Call) -> None:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    os._exit(call.arguments.get("code", 3))
+
+
+@tool
+def busy(call: Call) -> dict[str, Any]:
+    os.close(STATE["parent"])
+    time.sleep(call.arguments["seconds"])
+    return text(os.getpid())
+
+
+def run_tool(request_id: Any, params: dict[str, Any]) -> None:
+    handler = HANDLERS.get(params["name"])
+    if handler is None:
+        message = f"unknown tool {params['name']}"
+        send({"id": request_id, "error": {"code": -32602, "message": message}})
+        return
+    call = Call(request_id, params.get("arguments") or {}, params.get("_meta") or {})
+    result = handler(call)
+    if result is not None:
+        send({"id": request_id, "result": result})
 
 
 def listed(params: dict[str, Any]) -> dict[str, Any]:
@@ -217,26 +291,18 @@ def listed(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def handle(message: dict[str, Any]) -> None:
-    method, request_id, params = (
-        message.get("method"),
-        message.get("id"),
-        message.get("params") or {},
-    )
+    method, request_id = message.get("method"), message.get("id")
+    params: dict[str, Any] = message.get("params") or {}
     if method is None and request_id not in STATE["asked"]:
         return
     if sys.argv[1] == "result" and method == sys.argv[2]:
-        sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {sys.argv[3]}}}\n')
-        sys.stdout.flush()
+        write(f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {sys.argv[3]}}}')
         return
     if sys.argv[1:3] == ["result", "server/discover"] and method == "initialize":
         method = "unknown"
     if method is None:
-        send(
-            {
-                "id": STATE["asked"][request_id],
-                "result": text(json.dumps(message.get("result", message.get("error")))),
-            }
-        )
+        given = message.get("result", message.get("error"))
+        send({"id": STATE["asked"][request_id], "result": text(json.dumps(given))})
     elif method == "initialize":
         version = params["protocolVersion"]
         if sys.argv[1] == "version":
@@ -254,7 +320,7 @@ def handle(message: dict[str, Any]) -> None:
     elif method == "resources/list" and sys.argv[1] == "resources":
         send({"id": request_id, "result": {"resources": json.loads(sys.argv[2])}})
     elif method == "tools/call":
-        call(request_id, params["name"], params.get("arguments") or {}, params.get("_meta") or {})
+        run_tool(request_id, params)
     elif method == "notifications/cancelled":
         STATE["cancelled"].append(params["requestId"])
     elif request_id is not None:
