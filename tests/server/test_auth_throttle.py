@@ -10,7 +10,7 @@ from tests.support import first_done
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.front.credentials import AuthThrottle, InvalidCredentialError
+from operations.front.credentials import AuthThrottle, CredentialError, InvalidCredentialError
 from operations.front.limits import client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
@@ -243,9 +243,12 @@ async def test_failed_attempts_are_forgiven_with_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr("operations.front.limits.monotonic", lambda: now)
     throttle = AuthThrottle(Limits(failed_attempts_per_second=0.5, failed_attempts=1))
 
+    def reject() -> None:
+        raise CredentialError("wrong")
+
     async def attempt(credential: str) -> str:
         try:
-            await throttle.authenticate(HERE, (credential,), lambda: None, none_is_wrong=True)
+            await throttle.authenticate(HERE, (credential,), reject)
         except InvalidCredentialError:
             return "wrong"
         except CallError as error:

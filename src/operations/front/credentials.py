@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, 
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from operations._resilience import LogThrottle
 from operations.access import Identity, with_check
@@ -94,20 +94,14 @@ class AuthThrottle:
         self._failures.configure(limits.failed_attempts_per_second, limits.failed_attempts)
 
     async def authenticate(
-        self,
-        address: str,
-        credential: tuple[Hashable, ...],
-        resolve: Callable[[], Any],
-        *,
-        none_is_wrong: bool = False,
+        self, address: str, credential: tuple[Hashable, ...], resolve: Callable[[], Any]
     ) -> Identity | None:
         """Return the identity for a credential. The caller sets a timeout.
 
         Args:
             address: The address of the client.
             credential: The credential; an empty tuple for no credential.
-            resolve: Returns the identity, or an awaitable of it.
-            none_is_wrong: Whether a result of None means a wrong credential, and not an unknown kind of credential.
+            resolve: Returns the identity, or an awaitable of it; raises an error if the credential is wrong.
 
         Raises:
             InvalidCredentialError: If the credential is wrong.
@@ -117,6 +111,8 @@ class AuthThrottle:
         mark = hash((address, credential)) if credential else None
         # A credential that was valid before is not slowed down by an attacker at the same address.
         place = f"valid:{mark}" if mark in self._valid else address
+        problem: Exception | None = None
+        identity: Identity | None = None
         with self._checking.enter(place):
             try:
                 identity = await resolved(resolve())
@@ -127,11 +123,7 @@ class AuthThrottle:
                         raise
                     message = "The credential could not be checked. Try again later."
                     raise CallError(ErrorCode.UNAVAILABLE, message) from error
-                problem: Exception | None = error
-                identity = None
-            else:
-                is_wrong = none_is_wrong and identity is None
-                problem = CredentialError("an unknown credential") if is_wrong else None
+                problem = error
         if problem is None:
             if mark is not None:
                 _remember(self._valid, mark)
@@ -183,28 +175,31 @@ async def identify_credential(
     if resolve is None:
         message = "rejected a credential: pass serve_calls(resolve=...) to check it"
         logger.log(throttle.unchecked.level(), message)
-    else:
-        try:
-            identity = await throttle.authenticate(
-                address, (credential,), lambda: resolve(credential), none_is_wrong=True
-            )
-            if identity is not None:
-                if identity.grant is None:
-                    checked = Credential(identity, lambda: resolve(credential), (credential,))
-                    return with_check(identity, checked.is_valid)
-                return identity
-        except InvalidCredentialError as error:
-            if isinstance(error.reason, CallError):
-                raise error.reason from None
-            reason = error.reason
-            if isinstance(reason, OperationsError):
-                logger.info("rejected a credential: %s", reason)
-            else:
-                logger.exception("the check of a credential failed", exc_info=reason)
-            if isinstance(reason, ExpiredError):
-                message = f"The credential is not valid. {EXPIRED}"
-                raise CallError(ErrorCode.ACCESS_DENIED, message) from None
-    raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
+        raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
+
+    async def find() -> Identity:
+        identity = await resolved(resolve(credential))
+        if identity is None:
+            raise CredentialError("an unknown credential")
+        return identity
+
+    try:
+        identity = cast("Identity", await throttle.authenticate(address, (credential,), find))
+    except InvalidCredentialError as error:
+        if isinstance(error.reason, CallError):
+            raise error.reason from None
+        reason = error.reason
+        if isinstance(reason, OperationsError):
+            logger.info("rejected a credential: %s", reason)
+        else:
+            logger.exception("the check of a credential failed", exc_info=reason)
+        advice = f". {EXPIRED}" if isinstance(reason, ExpiredError) else ""
+        message = f"The credential is not valid{advice}"
+        raise CallError(ErrorCode.ACCESS_DENIED, message) from None
+    if identity.grant is None:
+        checked = Credential(identity, lambda: resolve(credential), (credential,))
+        return with_check(identity, checked.is_valid)
+    return identity
 
 
 def _remember(marks: "OrderedDict[int, None]", mark: int) -> None:
