@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, aclosing, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from inspect import isawaitable
 from time import monotonic, time
 from typing import Annotated, Any, Final, TypeAlias, cast
@@ -483,17 +484,19 @@ def _key(value: Any, context: OperationContext) -> bytes | None:
 _Path: TypeAlias = tuple[str, ...]
 """The tokens of a JSON pointer. An empty path keeps a whole value."""
 
-
-def _paths(pointers: Collection[str]) -> list[_Path]:
-    return [tuple(map(unescape, pointer.split("/")[1:])) for pointer in pointers]
+_Paths: TypeAlias = tuple[_Path, ...]
 
 
-def _select_paths(value: Any, paths: list[_Path]) -> Any:
+def _paths(pointers: Collection[str]) -> _Paths:
+    return tuple(tuple(map(unescape, pointer.split("/")[1:])) for pointer in pointers)
+
+
+def _select_paths(value: Any, paths: _Paths) -> Any:
     found = _part(value, paths)
     return None if found is _ABSENT else found
 
 
-def _part(value: Any, paths: list[_Path]) -> Any:
+def _part(value: Any, paths: _Paths) -> Any:
     """Return the parts of a value at these paths; `_ABSENT` if it is a text or number without such parts."""
     if () in paths:
         return value
@@ -504,13 +507,20 @@ def _part(value: Any, paths: list[_Path]) -> Any:
     return _ABSENT
 
 
-def _parts(items: Iterable[tuple[Any, Any]], paths: list[_Path]) -> Iterator[tuple[Any, Any]]:
+def _parts(items: Iterable[tuple[Any, Any]], paths: _Paths) -> Iterator[tuple[Any, Any]]:
     """Yield the items or properties that have a part at one of the paths, each with its parts."""
-    by_token: dict[str, list[_Path]] = {}
-    for first, *rest in paths:
-        by_token.setdefault(first, []).append(tuple(rest))
-    every = by_token.pop("*", [])
+    every, named = _by_token(paths)
     for key, value in items:
-        below = every + by_token.get(str(key), [])
+        below = every + named.get(str(key), ())
         if below and (part := _part(value, below)) is not _ABSENT:
             yield key, part
+
+
+@lru_cache
+def _by_token(paths: _Paths) -> tuple[_Paths, dict[str, _Paths]]:
+    """Return the paths after `*`, and those after each other token; the same for all items of a list."""
+    rests: dict[str, list[_Path]] = {}
+    for first, *rest in paths:
+        rests.setdefault(first, []).append(tuple(rest))
+    named = {token: tuple(below) for token, below in rests.items()}
+    return named.pop("*", ()), named
