@@ -39,8 +39,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
-from operations.calls.states import NEVER, SETTLING, Outages, PendingCall
-from operations.calls.workers import KnownWorkers
+from operations.calls.states import NEVER, SETTLING, KnownWorkers, Outages, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget

@@ -37,8 +37,7 @@ from operations.calls.events import (
 )
 from operations.calls.failure_detector import MAX_SENDS, FailureDetector
 from operations.calls.jobs import quietly
-from operations.calls.states import NEVER, PendingCall, StreamEntry
-from operations.calls.workers import KnownWorkers
+from operations.calls.states import NEVER, KnownWorkers, PendingCall, StreamEntry
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import lift_envelope
 from operations.errors import (
