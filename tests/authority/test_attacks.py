@@ -39,8 +39,10 @@ from operations.authority.store import MemoryValues
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.channel import CallerChannel
+from operations.front import Front
+from operations.front.config import ServerConfig
 from operations.front.credentials import Credential, CredentialResolver
-from operations.front.limits import caller_key
+from operations.front.limits import Limits, caller_key
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, IdentityResolver, create_app
@@ -482,6 +484,37 @@ async def test_agents_named_by_a_token_of_another_issuer_do_not_answer_for_each_
     assert await office.answer(Identity("alice", able, acting=("bot",))) == DENIED
     assert await office.answer(Identity("alice", able, acting=("other",))) == DENIED
     assert await office.answer(Identity("alice", able)) == "approved"
+
+
+@pytest.mark.parametrize("entry_point", ["worker", "websocket"])
+async def test_a_call_that_waits_for_approval_gives_back_its_slot_at_a_worker(
+    entry_point: str,
+) -> None:
+    office, target = Office(hold=20), MemoryTarget()
+    limits: dict[str, Any] = {"concurrency": 1, "per_principal": 1}
+
+    @office.registry.operation("task.plain")
+    async def plain() -> str:
+        return "plain"
+
+    configure_tools(office.registry, {"task.plain": ToolConfig(approve=False)})
+    alice = OperationContext(identity=ALICE)
+    if entry_point == "websocket":
+        front = Front(office.registry, ServerConfig(limits=Limits(calls=1, calls_per_caller=1)))
+        limits["front"] = front
+    with anyio.fail_after(15):
+        async with (
+            serve_calls(office.registry, target, **limits) as worker,
+            PendingRequestMap(target) as calls,
+        ):
+            waiting = asyncio.create_task(calls.call("task.delete", {"id": 1}, alice))
+            while not await office.pending() or worker.active:
+                await asyncio.sleep(0)
+            assert (await calls.call("task.plain", {}, alice)).data == "plain"
+            await office.answer()
+            assert (await waiting).data == "deleted"
+            assert worker.active == 0
+    assert office.ran == [1]
 
 
 # ---------------------------------------------------------------------- one exact call

@@ -11,18 +11,17 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextvars import copy_context
 from functools import partial
 from secrets import token_hex
-from sys import maxsize
 from time import monotonic, time
 from typing import Any
 
 from operations._pipeline.plan import BUCKETS
+from operations._resilience import held_slot
 from operations._tasks import start_task
-from operations._text import counted, printable
+from operations._text import printable
 from operations.calls.events import (
     CallCompleted,
     CompletePayload,
@@ -33,6 +32,7 @@ from operations.calls.events import (
     refusal_of,
 )
 from operations.calls.jobs import (
+    AdmissionQueue,
     Job,
     WorkerConfig,
     access_log,
@@ -54,7 +54,6 @@ from operations.front.config import ServerConfig
 from operations.front.credentials import credential_ended, identify_credential
 from operations.front.limits import (
     UNCOUNTED_OUTPUT,
-    ConcurrencyLimiter,
     Limits,
     Slot,
     caller_key,
@@ -117,89 +116,6 @@ class Recent:
         """Return the cached last reply of an ended call if it was sent to this receiver; None if it is not cached."""
         cached = self._newer.get(request_id) or self._older.get(request_id)
         return cached[0] if cached is not None and cached[1] == reply_to else None
-
-
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""The largest total size of the requests that wait for a slot, in bytes."""
-
-
-class AdmissionQueue:
-    """The slots of one worker, and the calls that wait for them.
-
-    Args:
-        config: The limits of the worker: `concurrency`, `queue` and `per_principal`.
-        start: Starts a call; returns False if the call has already ended.
-    """
-
-    def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
-        self._slots, self._places = config.concurrency, config.queue
-        self._callers: ConcurrencyLimiter | None = None
-        if (limit := config.per_principal) is not None:
-            self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)
-        self._start = start
-        self._line: OrderedDict[Job, None] = OrderedDict()
-        self._line_bytes = 0
-        self.running = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting calls."""
-        return len(self._line)
-
-    @property
-    def free(self) -> int:
-        """The number of free slots."""
-        return self._slots - self.running
-
-    def offer(self, job: Job) -> None:
-        """Start a call or add it to the queue.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there are too many calls, in total or of this caller.
-        """
-        if self._callers is not None:
-            self.count(job, job.principal)
-        if self.running < self._slots:
-            if self._start(job):
-                self.running += 1
-            else:
-                self._forget(job)
-        elif len(self._line) < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
-            self._line[job] = None
-            self._line_bytes += job.size
-        else:
-            self._forget(job)
-            reason = f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-
-    def count(self, job: Job, principal: str) -> None:
-        """Count a call for its caller; errors are raised as by `offer`."""
-        if self._callers is not None and principal not in job.counted:
-            job.counted = {**job.counted, principal: self._callers.enter(principal)}
-
-    def done(self, job: Job) -> None:
-        """Pass the slot of an ended call to the next call."""
-        if job.counted:
-            self._forget(job)
-        self.running -= 1
-        while self._line and self.running < self._slots:
-            following, _ = self._line.popitem(last=False)
-            self._line_bytes -= following.size
-            if self._start(following):
-                self.running += 1
-            else:
-                self._forget(following)
-
-    def withdraw(self, job: Job) -> None:
-        """Remove a call that has ended while it waited."""
-        if job in self._line:
-            del self._line[job]
-            self._line_bytes -= job.size
-            self._forget(job)
-
-    def _forget(self, job: Job) -> None:
-        for slot in job.counted.values():
-            slot.release()
 
 
 class JobRunner(ABC):
@@ -275,6 +191,7 @@ class JobRunner(ABC):
 
     async def _run(self, job: Job) -> None:
         job.is_started = True
+        held_slot.set(partial(self._admission.lent, job))
         try:
             if job.claim is not None or job.is_stale:
                 await self._prepare(job)
@@ -353,6 +270,7 @@ class JobRunner(ABC):
             self._refuse(job, error)
             return
         with slot:
+            held_slot.set(partial(self._admission.lent, job, slot))
             await self._execute(job)
 
     async def _execute(self, job: Job) -> None:
