@@ -1,6 +1,7 @@
 """Hostile schemas are rejected or evaluated within a time limit."""
 
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,19 @@ def test_two_schemas_of_one_name_are_rejected() -> None:
     with pytest.raises(SchemaError, match="'b' already"):
         Schema(clash).compile()
     assert Schema(clash, lenient=True).check({"a": 1})
+
+
+@pytest.mark.requirement("R20")
+def test_properties_that_no_alternative_names_share_one_plan_per_alternative() -> None:
+    count = 400
+    schema = Schema({"oneOf": [{"type": "object", "required": [f"k{n}"]} for n in range(count)]})
+    value = {f"k{n}": 1 for n in range(count)}
+    schema.check(value)
+    tracemalloc.start()
+    try:
+        assert schema.cast(value).value == value
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # One plan for each alternative and property would need more than 6 MB.
+    assert kept < 3_000_000

@@ -307,7 +307,7 @@ class Plan:
         )
         self.required = dict.fromkeys(n for f in facets for n in f.keywords.get("required", ()))
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
-        self._patterned = any("patternProperties" in facet.keywords for facet in facets)
+        self.is_patterned = any("patternProperties" in facet.keywords for facet in facets)
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
     @property
@@ -478,7 +478,7 @@ class Plan:
             self._planner.keep
             or self.opaque
             or self.is_map
-            or self._patterned
+            or self.is_patterned
             or bool(self.asked)
             or any(rest is not False for rest in self.keyword("additionalProperties"))
             or any(rest is not False for rest in self.keyword("unevaluatedProperties"))
@@ -541,19 +541,28 @@ class Plan:
 class _Children(dict[str, Plan | None]):
     """The plans of properties, each created when it is first needed."""
 
-    __slots__ = ("_plan",)
+    __slots__ = ("_plan", "_rest")
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._plan = plan
+        self._rest: Any = MISSING
+        """The plan of all properties that no schema names; only patterns distinguish them."""
 
     def __missing__(self, name: str) -> Plan | None:
         plan = self._plan
-        if name not in plan.fields and not plan.keeps_unnamed:
+        is_named = name in plan.fields
+        if not is_named and not plan.keeps_unnamed:
             return None
+        is_rest = not is_named and not plan.is_patterned and name not in plan.asked
+        if is_rest and self._rest is not MISSING:
+            rest: Plan | None = self._rest
+            return rest
         field = plan.field(name)
         found = plan.part(field.sites) if field.kept else None
-        if name in plan.fields or len(self) < _MAX_NAMES:
+        if is_rest:
+            self._rest = found
+        elif is_named or len(self) < _MAX_NAMES:
             self[name] = found
         return found
 
