@@ -4,6 +4,7 @@ entry point x rule x identity: one table of outcomes, which does not name the en
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tests.servers import running as serving
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from operations import CallError, Identity, OperationRegistry
+from operations import CallError, ErrorCode, Identity, OperationRegistry
 from operations._text import tool_name
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
@@ -449,6 +450,34 @@ async def test_hosts_and_origins_are_checked_everywhere(
             await session.ws_connect(served.url + "/ws", headers=headers)
         assert caught.value.status == status
         assert served.ran == []
+
+
+@pytest.mark.requirement("R54", "R55")
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "spaced"])
+async def test_a_websocket_reply_does_not_depend_on_the_format_of_the_request(
+    separators: tuple[str, str],
+) -> None:
+    async with (
+        hub(Limits(values=1_000)) as served,
+        aiohttp.ClientSession() as session,
+        session.ws_connect(served.url + "/ws") as socket,
+    ):
+        for number, value in enumerate(([1] * 2_000, deep(200))):
+            request = {"requestId": str(number), "operationId": "test.open", "input": value}
+            event = {"type": "call.requested", "id": "", "payload": request}
+            await socket.send_str(json.dumps(event, separators=separators))
+        replies = [(await socket.receive_json(timeout=20))["payload"] for _ in range(2)]
+
+    codes = {reply["requestId"]: reply["code"] for reply in replies}
+    assert codes == {"0": ErrorCode.RESOURCE_EXHAUSTED, "1": ErrorCode.VALIDATION_ERROR}
+    assert served.ran == []
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 # ------------------------------------------------------------ workers

@@ -12,13 +12,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from sys import maxsize
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from operations._decoding import enforce_bounds
 from operations._tasks import cancel_tasks, shielded
 from operations._text import enforce_lists
 from operations.access import Identity
@@ -33,7 +32,6 @@ from operations.pubsub.base import (
     wait_until,
 )
 from operations.pubsub.delivery import deliver, enforce_size
-from operations.types import JSONObject
 
 MAX_BYTES = 16 * 1024 * 1024
 
@@ -385,13 +383,14 @@ class WebSocketTarget(EventTarget):
             is_request = False
         else:
             try:
-                frame = _read_frame(body, self.max_values)
+                frame = _decode_frame(body)
             except (ValueError, RecursionError):
                 self.malformed += 1
                 return
             if frame.type in _CONTROLS:
                 self._control(frame.type, frame.payload)
                 return
+            # The receiver applies the limits, so that it can reply to a request that is too large.
             is_request = frame.type == PUT_TYPE
         # Without a consumer, a listener rejects the request.
         receivers = (self._consumers or self._listeners)[:1] if is_request else self._listeners
@@ -400,10 +399,13 @@ class WebSocketTarget(EventTarget):
 
     # ---------------------------------------------------------------------------------------- interop
 
-    def _control(self, kind: str, payload: Any) -> None:
+    def _control(self, kind: str, payload: msgspec.Raw) -> None:
         """Process a control message, with which the original protocol subscribes to events."""
-        topic = cast("JSONObject", payload).get("topic") if isinstance(payload, dict) else None
-        if not self._interop or not isinstance(topic, str):
+        try:
+            topic = _decode_subject(payload).topic
+        except (ValueError, RecursionError):
+            topic = None
+        if not self._interop or topic is None:
             self.malformed += 1
         elif kind == "__unsubscribe":
             self._wanted.discard(topic)
@@ -437,8 +439,8 @@ class WebSocketTarget(EventTarget):
         """Return whether the peer has subscribed to this event, by its type or by its type and request id."""
         if not self._interop:
             return True
-        frame = _read_frame(body, self.max_values)
-        request_id = frame.payload.get("requestId", "")
+        frame = _decode_frame(body)
+        request_id = _decode_subject(frame.payload).request_id
         return not self._wanted.isdisjoint((f"{frame.type}:", f"{frame.type}:{request_id}"))
 
 
@@ -450,23 +452,21 @@ _MAX_TOPICS = 10_000
 
 
 class _Frame(msgspec.Struct):
-    """The parts of an event that a socket needs."""
+    """The parts of an event that a socket needs; the payload is not decoded, because it may have any size."""
 
-    type: Any = None
-    payload: Any = None
-
-
-_decode = msgspec.json.Decoder(_Frame).decode
+    type: str = ""
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def _read_frame(body: bytes, max_values: int) -> _Frame:
-    """Return the frame in a JSON text.
+class _Subject(msgspec.Struct, rename="camel"):
+    """The parts of a payload that a socket needs."""
 
-    Raises:
-        ValueError: If it is malformed or too large.
-    """
-    enforce_bounds(body, max_values=max_values)
-    return _decode(body)
+    topic: str | None = None
+    request_id: str = ""
+
+
+_decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_subject = msgspec.json.Decoder(_Subject).decode
 
 
 def _control_message(kind: str, topic: str) -> bytes:
