@@ -45,7 +45,7 @@ async def test_resources_are_listed_and_read(registry: OperationRegistry) -> Non
 
 
 @pytest.mark.requirement("R01")
-@pytest.mark.parametrize("name", ["monday", "a/b", "%2e%2e", "a?x=1", "a#f"])
+@pytest.mark.parametrize("name", ["monday", "a/b", "..a", "%41", "a?x=1", "a#f"])
 async def test_a_template_is_filled_in_safely_and_read(
     registry: OperationRegistry, name: str
 ) -> None:
@@ -53,6 +53,19 @@ async def test_a_template_is_filled_in_safely_and_read(
 
     assert read.data[0]["uri"].count("/") == 3
     assert read.data[0]["uri"].startswith("memo://day/")
+
+
+@pytest.mark.requirement("R01")
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../x", "%2e%2e", "%252e.", "a\\..\\b", "..;a", "a\nb", "a\0"], ids=repr
+)
+async def test_a_template_rejects_values_that_leave_their_segment(
+    registry: OperationRegistry, name: str
+) -> None:
+    with pytest.raises(CallError) as caught:
+        await registry.execute("demo.templates.day", {"name": name})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
 async def test_a_prompt_takes_its_arguments(registry: OperationRegistry) -> None:

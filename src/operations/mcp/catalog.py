@@ -28,7 +28,7 @@ from msgspec.structs import replace as with_fields
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._json import list_of, object_of
-from operations._text import hides_something, safe_name
+from operations._text import hides_something, safe_name, unsafe_in_path
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
@@ -82,6 +82,7 @@ LISTED: Final = (
 """The fields of a listed prompt, resource or template that are forwarded."""
 
 _WILDCARD: Final = re.compile(r"\{(\w+)\*\}")
+_QUERY: Final = re.compile("[?#]")
 _ADDRESS: Final[TypeAdapter[AnyUrl]] = TypeAdapter(AnyUrl)
 
 
@@ -239,6 +240,9 @@ class ResourceOperations:
                 uri = template.expand(input or {})
             except (TypeError, ValueError) as error:
                 raise CallError(ErrorCode.VALIDATION_ERROR, str(error)) from None
+            if unsafe := unsafe_in_path(_QUERY.split(uri, maxsplit=1)[0]):
+                message = f"The path of the resource may not contain {unsafe}."
+                raise CallError(ErrorCode.VALIDATION_ERROR, message)
             return await self._read(uri, context)
 
         mcp = {"resource": {"uri": entry["uriTemplate"]}}

@@ -16,19 +16,13 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from operations._json import SCALARS, is_list, is_object, list_of, object_of
+from operations._text import unsafe_in_path
 from operations.errors import CallError, invalid_argument
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
 from operations.openapi.transport import enforce_header
 
-MAX_ENCODINGS = 8
-"""The largest number of nested percent-encodings that are decoded; values with more are rejected."""
-
 _TEMPLATE = re.compile(r"\{([^{}/]+)\}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_DOT_SEGMENT = re.compile(r"(?:\A|[/\\])\s*\.\.?\s*(?:[;/\\]|\Z)")
-"""A segment `.` or `..`. Some servers truncate a segment at `;` before they resolve dot segments."""
-
 _NO_TRIPLE = re.compile("%(?![0-9a-fA-F]{2})")
 
 Encode = Callable[[str], str]
@@ -126,16 +120,8 @@ def _enforce_argument(name: str, value: Any) -> None:
 
 
 def _enforce_text(name: str, text: str) -> None:
-    for _ in range(MAX_ENCODINGS):
-        if _CONTROL.search(text):
-            raise _refusal(name, "control characters")
-        if _DOT_SEGMENT.search(text):
-            raise _refusal(name, "a dot segment")
-        decoded = unquote(text, errors="replace")
-        if decoded == text:
-            return
-        text = decoded
-    raise _refusal(name, "too many layers of encoding")
+    if unsafe := unsafe_in_path(text):
+        raise _refusal(name, unsafe)
 
 
 def _enforce_segments(path: str, template: str) -> None:
