@@ -446,6 +446,7 @@ class PendingRequestMap(CallSender):
     def _apply(
         self, event: CallResponded | CallCompleted | CallFailed | CallAborted, size: int
     ) -> None:
+        """Pass a reply to its call, or send the call to another worker if this one could not run it."""
         request_id = event.payload.request_id
         call = self.pending.get(request_id)
         if call is None:

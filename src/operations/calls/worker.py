@@ -508,6 +508,7 @@ class CallServer(JobRunner, Receiver):
     # ---------------------------------------------------------------------------------------- presence
 
     async def _account(self, probe: ProbePayload, sender: str) -> None:
+        """Report which of a caller's calls this worker runs, and send the replies of finished ones again."""
         held: list[str] = []
         for request_id in dict.fromkeys(probe.request_ids):
             job = self._find(request_id, sender)

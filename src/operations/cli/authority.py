@@ -269,7 +269,7 @@ async def approve(
 
     Args:
         approval: The id of the request.
-        reason: Why, for the record.
+        reason: The reason, which is recorded.
         common: Options of every command.
     """
     await _answer(approval, reason, common, approve=True)
@@ -282,7 +282,7 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
 
     Args:
         approval: The id of the request.
-        reason: Why, for the record and for the caller.
+        reason: The reason, which is recorded and sent to the caller.
         common: Options of every command.
     """
     await _answer(approval, reason, common, approve=False)

@@ -409,7 +409,7 @@ def _typed_dict_source(name: str, fields: dict[str, str], description: str) -> s
 
 
 def _is_identifier(name: str) -> bool:
-    """Return whether `name` stays unchanged as an identifier in a class.
+    """Return whether an attribute of a class can have exactly this name.
 
     Python normalises identifiers beyond ASCII and renames those that begin with two underscores.
     """

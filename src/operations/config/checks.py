@@ -241,6 +241,7 @@ def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
 
 
 def _authority(config: model.Config) -> Found:
+    """Check that every process can use the stores of grants and approvals, and the ledger."""
     authority, ledger = config.authority, config.ledger
     is_kept = config.access.grants is not None or any(
         each.options.get("approve") for each in config.tools.values()
@@ -268,6 +269,7 @@ def _authority(config: model.Config) -> Found:
 
 
 def _entry(entry: model.Entry, path: Path, config: model.Config, folder: FilePath) -> Found:
+    """Check one table, also for conflicts with other tables."""
     for short, key in _SHORT.items():
         if getattr(entry, short, None) and key in entry.options:
             yield (*path, key), f"cannot be used together with {short}, which sets the same value."

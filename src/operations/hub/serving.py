@@ -425,6 +425,7 @@ class _Processes:
                 return 0
 
     async def _run(self, number: int, backoff: Backoff) -> int:
+        """Start one process and wait for its end; return its exit code."""
         mine, theirs = socket.socketpair()
         descriptors = self._listener.fileno(), theirs.fileno()
         announces = int(number == 0 and not self._was_ready)

@@ -428,6 +428,7 @@ class Supervisor:
         self._attempted.set()
 
     async def _run(self) -> None:
+        """Open the source, then again after a failure or on request, until it is cancelled."""
         task = cast("asyncio.Task[None]", asyncio.current_task())
         while True:
             self._again.clear()
@@ -453,6 +454,7 @@ class Supervisor:
             self.source.opens_at = None
 
     async def _attempt(self) -> bool:
+        """Open the source once and register its operations; return whether that succeeded."""
         source, loop = self.source, asyncio.get_running_loop()
         began = loop.time()
         self._attempts += 1

@@ -349,6 +349,7 @@ class ServerCatalog:
         return True
 
     def _rebuild(self) -> None:
+        """Replace the operations by those of the current listing; quarantine definitions that changed."""
         skipped = dict(self._listing.skipped)
         found: dict[str, Operation] = {}
         self._ids = {}
@@ -378,6 +379,11 @@ class ServerCatalog:
                 operation_id: with_fields(operation, source_instructions=instructions)
                 for operation_id, operation in found.items()
             }
+        self._log_skipped(skipped)
+        self.skipped = skipped
+        self._replace(found)
+
+    def _log_skipped(self, skipped: dict[str, str]) -> None:
         new = [f"{name} ({reason})" for name, reason in skipped.items() - self.skipped.items()]
         if new:
             new.sort()
@@ -388,8 +394,6 @@ class ServerCatalog:
                 ", ".join(new[:_SHOWN]),
                 f" and {more} more, see `client.skipped`" if more > 0 else "",
             )
-        self.skipped = skipped
-        self._replace(found)
 
     def _tools(self, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
         """Yield each tool with its pin key, which is its name; add tools without a usable name to `skipped`."""

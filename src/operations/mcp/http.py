@@ -209,6 +209,7 @@ class _Client(httpx2.AsyncClient):
         return httpx2.Response(200, headers={"content-type": _SSE}, stream=events, request=request)
 
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request; return its response, or one that describes the failure if there is none."""
         try:
             response = await super().send(request, **options)
             if self.plain is not None and response.is_success:

@@ -342,8 +342,8 @@ def argument_names(
 ) -> list[str]:
     """Return the argument name of each parameter `(name, place)`, in order.
 
-    This is the name of the parameter. If it is used in two places or reserved, the place is added: `id_path`,
-    `id_query`.
+    An argument has the name of its parameter. If the name is used in two places or reserved, the place is added:
+    `id_path`, `id_query`.
     """
     counts = Counter(name for name, _ in parameters)
     counts.update(reserved)

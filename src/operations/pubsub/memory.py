@@ -56,7 +56,7 @@ class MemoryTarget(EventTarget):
         return f"topic.{name}"
 
     def control(self, name: str) -> str:
-        """Return the address of the workers with this `name`."""
+        """Return the address that all workers of the group `name` share."""
         return f"control.{name}"
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:

@@ -193,6 +193,7 @@ class Planner:
         fresh: tuple[Site, ...],
         chosen_from: "Plan | None" = None,
     ) -> "Plan":
+        """Return the plan with this key, which is built when first needed."""
         found = self._plans.get(key)
         if found is None:
             if len(self._plans) >= self.scope.max_plans:

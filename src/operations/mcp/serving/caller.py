@@ -113,7 +113,7 @@ class MCPCaller(msgspec.Struct, frozen=True):
         )
 
     def settled(self, result: JSONObject, *, cacheable: bool = False) -> JSONObject:
-        """Return a result in the form of the client's revision."""
+        """Return a result as the protocol revision of the client defines it."""
         if self.modern:
             result["resultType"] = "complete"
             if cacheable:

@@ -124,7 +124,7 @@ class Elicitations:
 
 
 class _AskingCall:
-    """One call that may have questions."""
+    """A call whose handler may ask the client questions."""
 
     def __init__(
         self,

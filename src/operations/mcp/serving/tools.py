@@ -102,7 +102,7 @@ class Tool:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the schemas can be built. A reason that prevents it may end later."""
+        """Whether the schemas can be built. If not, they may be later."""
         return bool(self._wires) or is_describable(self.spec)
 
     @cached_property
@@ -163,6 +163,7 @@ class Tool:
         return result
 
     def _result(self, envelope: ResponseEnvelope[Any], *, is_boxed: bool) -> JSONObject:
+        """Return a tool result; `is_boxed` if the output schema has the data in the property `result`."""
         data, meta, declares = envelope.data, envelope.meta, self.declares_output()
         if isinstance(data, bytes):
             result: JSONObject = {

@@ -219,7 +219,7 @@ class NatsTarget(BrokerTarget):
         return subject_of(f"{self._prefix}.topic", name)
 
     def control(self, name: str) -> str:
-        """Return the address of the workers with this `name`. Each client sends to its own subject.
+        """Return the address that all workers of the group `name` share. Each client sends to its own subject.
 
         Raises:
             TransportError: If it cannot be part of a subject.

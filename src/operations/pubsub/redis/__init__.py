@@ -150,7 +150,7 @@ class RedisTarget(RedisClient):
         return f"{self._prefix}topic:{name}"
 
     def control(self, name: str) -> str:
-        """Return the address of the workers with this `name`. Each client sends to its own channel."""
+        """Return the address that all workers of the group `name` share. Each client sends to its own channel."""
         return f"{self._prefix}control:{name}"
 
     def is_worker(self, address: str) -> bool:
@@ -312,7 +312,7 @@ class RedisTarget(RedisClient):
         await self.link.post("XDEL", self._queue(queue, self.client), receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store a request that crashed its workers in the stream `aside:`, which has the last thousand."""
+        """Store a request that crashed its workers in the stream `aside:`, which keeps the last thousand."""
         name = self._letters(queue, self.client)
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 
@@ -510,7 +510,7 @@ class RedisInteropTarget(RedisClient):
         return True
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store a request that crashed its workers in a stream, which has the last thousand."""
+        """Store a request that crashed its workers in a stream, which keeps the last thousand."""
         name = f"{self._prefix}aside:{queue}"
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 

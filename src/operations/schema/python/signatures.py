@@ -154,7 +154,7 @@ def _bind_two(
 
 
 def _step(field: Field) -> tuple[str, type | None, Converter]:
-    """Return a parameter, a type whose values stay unchanged, and the conversion of other values."""
+    """Return the name of a parameter, a type whose values need no conversion, and the conversion of other values."""
     convert = field.shape.converter()
     return field.name, next(iter(field.shape.exact), None), convert or _same
 
