@@ -294,6 +294,9 @@ class EventStream:
     _failures: int = 0
     """The number of lost connections since the last event."""
 
+    _was_lost: bool = False
+    """Whether the connection before the current one was lost."""
+
     _has_head: bool = False
     """Whether the server responded to the last request."""
 
@@ -308,14 +311,14 @@ class EventStream:
         closings = self.client.closings
         lost: CallError | None = None
         while True:
-            count, was_lost, lost = 0, lost is not None, None
+            count, self._was_lost, lost = 0, lost is not None, None
             try:
-                async with aclosing(self._connection(was_lost)) as items:
+                async with aclosing(self._connection()) as items:
                     async for envelope in items:
                         count += 1
                         yield envelope
             except CallError as error:
-                is_first = count == 0 and not was_lost
+                is_first = count == 0 and not self._was_lost
                 if is_first and self._last_id and error.code == ErrorCode.EXECUTION_ERROR:
                     # The stream had already ended before we reconnected, which is not a failure.
                     return
@@ -340,7 +343,7 @@ class EventStream:
         is_open = closings == self.client.closings
         return error.code == ErrorCode.UNAVAILABLE and continues and is_open
 
-    async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    async def _connection(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the items of one response; after a lost connection, only new events."""
         draft = self.draft
         if self._last_id:
@@ -357,7 +360,7 @@ class EventStream:
             self._meta = meta_of(response, secrets)
             is_resumable = media.essence(kind) == media.EVENT_STREAM
             if is_resumable:
-                items = self._events(chunks, was_lost=was_lost)
+                items = self._events(chunks)
             elif media.is_sequence(kind):
                 items = self._lines(chunks)
             else:
@@ -402,9 +405,7 @@ class EventStream:
         data = read_data(whole, self._described, config.max_response_values)
         yield DescribedEnvelope(data, self._meta, self._described.schema)
 
-    async def _events(
-        self, chunks: AsyncIterator[bytes], *, was_lost: bool
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events of one response."""
         # Use a new decoder, so that it contains only ids from this response.
         decoder = EventStreamDecoder(max_event_bytes=self.client.config.max_event_bytes)
@@ -416,7 +417,7 @@ class EventStream:
                     return
                 if event.last_event_id:
                     if is_resumed and self._is_repeated(event, is_behind):
-                        if not was_lost:
+                        if not self._was_lost:
                             self._is_over = True
                             return
                         is_behind = event.last_event_id != self._last_id

@@ -234,7 +234,7 @@ class EventTarget(Protocol):
         return self.mailbox()
 
     def control(self, name: str) -> str:
-        """Return the address that all workers of the group `name` share. Messages to it are received with their sender."""
+        """Return the address that all workers of the group `name` share. Messages to it arrive with their sender."""
         return self.mailbox()
 
     def is_worker(self, address: str) -> bool:
