@@ -177,13 +177,13 @@ def file_type(annotation: Any, *, is_secret: bool = False) -> Any:
     is_merged = len(classes) + has_secret > 1 and bool(classes)
     found: list[Any] = [_merged(classes, has_secret)] if is_merged else []
     for each, metadata in options:
-        kind = dict[str, Any] if TABLE in metadata else _file_type(each, is_secret)
+        kind = dict[str, Any] if TABLE in metadata else _file_type(each, is_secret=is_secret)
         if kind is not None and not (is_merged and (each in classes or kind is Secret)):
             found.append(_ANNOTATED[kind, *metadata] if metadata else kind)
     return None if not found or found == [NoneType] else _UNION[tuple(found)]
 
 
-def _file_type(annotation: Any, is_secret: bool) -> Any:
+def _file_type(annotation: Any, *, is_secret: bool) -> Any:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is str and is_secret:
         return Secret
@@ -196,7 +196,7 @@ def _file_type(annotation: Any, is_secret: bool) -> Any:
         return None if item is None else tuple.__class_getitem__((item, ...))
     if origin in _MAPPINGS:
         values = list(_options(arguments[1]))
-        plain = [each for each, _ in values if _file_type(each, False) is not None]
+        plain = [each for each, _ in values if _file_type(each, is_secret=False) is not None]
         is_table = is_secret and plain == [str] and all(NAMED not in notes for _, notes in values)
         item = str | Secret if is_table else file_type(arguments[1], is_secret=is_secret)
         return None if item is None else dict.__class_getitem__((str, item))

@@ -338,7 +338,15 @@ class PendingRequestMap(CallSender):
             )
             now = asyncio.get_running_loop().time()
             stream = StreamEntry(payload.request_id, window)
-            call = PendingCall(payload, False, now + limit, limit, now, stream=stream, to=worker)
+            call = PendingCall(
+                payload,
+                replayable=False,
+                expires_at=now + limit,
+                limit=limit,
+                made_at=now,
+                stream=stream,
+                to=worker,
+            )
             self._add(call)
             try:
                 await self._send(call)

@@ -432,7 +432,7 @@ class CallServer(JobRunner, Receiver):
         spec = registry.get_spec(operation_id)
         if spec is None:
             # The operation is unknown, or a remote has it and knows whether it is replayable.
-            return Served(registry, None, not registry.has_remote, False)
+            return Served(registry, None, replayable=not registry.has_remote, is_stream=False)
         is_stream = spec.type is OperationType.SUBSCRIPTION
         served = self._served[operation_id] = Served(registry, spec, spec.replayable, is_stream)
         return served

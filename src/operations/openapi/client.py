@@ -124,7 +124,7 @@ class ServiceClient:
         except ValueError:
             return False
 
-    def enforce_reachable(self, url: str, is_named: bool = False) -> tuple[Origin, bool]:
+    def enforce_reachable(self, url: str, *, is_named: bool = False) -> tuple[Origin, bool]:
         """Return the origin of `url`, and whether the operator configured it (`is_named`: this URL, not the origin).
 
         Raises:
@@ -302,7 +302,9 @@ class ServiceClient:
             CallError: `UNAVAILABLE` if the provider does not respond.
             TokenRefusedError: If the provider rejects the request.
         """
-        response = await self._whole(method, url, headers, body, _MAX_TOKEN_BYTES, is_named)
+        response = await self._whole(
+            method, url, headers, body, _MAX_TOKEN_BYTES, is_named=is_named
+        )
         if response.status != 200:
             # The rest of the response is not reported, because it concerns the operator's credentials.
             code = oauth_error(response.content)
@@ -342,10 +344,11 @@ class ServiceClient:
         headers: dict[str, str],
         body: bytes | None,
         limit: int,
+        *,
         is_named: bool = False,
     ) -> WholeResponse:
         """Send a request outside of any operation; return the whole response."""
-        origin, is_trusted = self.enforce_reachable(url, is_named)
+        origin, is_trusted = self.enforce_reachable(url, is_named=is_named)
         request = HTTPRequest(
             method=method,
             url=url,

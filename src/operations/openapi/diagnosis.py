@@ -229,7 +229,7 @@ async def _changes(
     spec = msgspec.structs.replace(operation.spec, input_schema=Schema({}))
     if endpoint.is_stream:
         return None
-    registry.register(Operation(spec, respond, None, False), replace=True)
+    registry.register(Operation(spec, respond, blocking=False), replace=True)
     try:
         envelope = await registry.execute(spec.id, {})
     except CallError:

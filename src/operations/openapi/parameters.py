@@ -251,7 +251,7 @@ def styled_fields(
         if is_object(value):
             members = [(k, item) for k, v in value.items() for item in _items(v)]
             return [(rename(k), encode(text_of_value(item))) for k, item in members]
-    return [(key, _joined(value, False, _delimiter(style, rename), encode))]
+    return [(key, _joined(value, explode=False, mark=_delimiter(style, rename), encode=encode))]
 
 
 def _items(member: Any) -> list[Any]:

@@ -125,7 +125,9 @@ def _query(state: RequestState, many: tuple[str, ...], as_json: tuple[str, ...])
     query: bytes = state.scope["query_string"]
     values: dict[str, Any] = {}
     try:
-        pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=100)
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
+        )
     except ValueError as error:
         raise malformed(f"The query cannot be read: {error}") from None
     for name, text in pairs:

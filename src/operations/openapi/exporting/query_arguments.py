@@ -91,7 +91,10 @@ class QueryArguments:
         """
         values: JSONObject = {}
         for name, text in parse_qsl(
-            query.decode("ascii"), True, errors="strict", max_num_fields=MAX_PARAMETERS
+            query.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MAX_PARAMETERS,
         ):
             parameter = self._by_name.get(name)
             value = text if parameter is None else parameter.convert(text)

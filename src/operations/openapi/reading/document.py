@@ -102,7 +102,9 @@ class Description:
         version = "2.0" if is_swagger else "3.0" if given is None else "3.2"
         found = "it names no version" if given is None else f"its version {given!r} is not known"
         doubt = "" if "paths" in document else ": is it an OpenAPI document?"
-        self.problems.append(Problem("document", f"{found}; read as {version}{doubt}", False))
+        self.problems.append(
+            Problem("document", f"{found}; read as {version}{doubt}", is_skipped=False)
+        )
         return version
 
     @cached_property
@@ -379,7 +381,7 @@ class DeclaredResponses:
 
     def _ignore(self, entry: DocumentOperation, reason: str) -> None:
         where = f"{entry.method} {entry.path}"
-        self._description.problems.append(Problem(where, f"{reason}: ignored", False))
+        self._description.problems.append(Problem(where, f"{reason}: ignored", is_skipped=False))
 
     def _error(self, entry: DocumentOperation, status: str, node: JSONObject) -> ErrorDefinition:
         """Return the error that a response declares; equal responses share one error."""
@@ -455,7 +457,9 @@ def request_problems(
         if intended(kind) != kind
     }
     found = [
-        Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
+        Problem(
+            where, f"the media type of its body is misspelt and read as {kind!r}", is_skipped=False
+        )
         for where, kind in corrected.items()
     ]
     unsigned = [] if is_signed else _unsigned(description, entries)
@@ -463,7 +467,7 @@ def request_problems(
         first, *others = (f"{entry.method} {entry.path}" for entry in unsigned)
         where = f"{first} and {len(others)} more" if others else first
         reason = "a required header 'Authorization' has no security scheme: set auth="
-        found.append(Problem(where, reason, False))
+        found.append(Problem(where, reason, is_skipped=False))
     return found
 
 
