@@ -113,6 +113,17 @@ async def test_r16_no_data_is_sent_to_a_server_that_returns_without_tls(
     assert [each.levelno for each in told] == [logging.WARNING]
 
 
+async def test_the_end_of_a_connection_with_tls_is_logged_only_by_this_library(
+    certificate: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(secured(certificate)) as broker:
+        url = f"tls://127.0.0.1:{broker.port}"
+        async with connect_nats(url, tls=trusting(certificate)) as target:
+            broker.stop()
+            await until(lambda: not target.is_connected)
+    assert {each.name for each in caplog.records} == {"operations"}
+
+
 async def test_an_untrusted_certificate_ends_the_attempt(certificate: Path) -> None:
     with (
         running(secured(certificate)) as broker,

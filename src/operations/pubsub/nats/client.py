@@ -384,6 +384,7 @@ class ReconnectingClient(Client):
                 self._refused(reason, is_first)
             raise
         self._refusals.clear()
+        _note_tls(self._transport)
 
     def _hang_up(self) -> None:
         """Disconnect from a server that rejected us. The library would keep the socket, and might write to it later."""
@@ -451,6 +452,16 @@ async def _closed(transport: Any) -> None:
     with suppress(Error, OSError, TimeoutError):
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await transport.wait_closed()
+
+
+def _note_tls(transport: Any) -> None:
+    """Tell the protocol of a connection that TLS was added to it.
+
+    The library does not, so that asyncio would log a warning at the end of each connection.
+    """
+    upgraded = getattr(getattr(transport, "_io_writer", None), "transport", None)
+    if upgraded is not None and upgraded.get_extra_info("sslcontext") is not None:
+        upgraded.get_protocol().connection_made(upgraded)
 
 
 def _refusal(error: Exception) -> str:
