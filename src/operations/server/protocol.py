@@ -297,49 +297,20 @@ class HTTPProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Serve the request, after the earlier ones."""
         parser, self._in_head, self._due = self._parser, False, _NEVER
-        if self._overhead > HEAD_BYTES:
-            # Other parts may have arrived with the head.
-            sizes = (len(name) + len(value) + 4 for name, value in self._headers)
-            if len(self._url) + sum(sizes) > HEAD_BYTES:
-                self._reject_head(431)
         version = parser.get_http_version()
-        if self._codings and (self._codings != (b"chunked",) or version == "1.0"):
-            # The parser accepts every coding before `chunked`, but does not decode it. HTTP/1.0 has no codings.
-            self._reject_head(400 if version == "1.0" else 501)
+        self._enforce_head(version)
         if parser.should_upgrade():
             # `_upgrade` handles it.
             return
         if version not in ("1.1", "1.0") or len(self._pending) >= _MAX_PIPELINED:
             raise ValueError
-        url = httptools.parse_url(self._url)
-        if url.schema:
-            self._enforce_host()
-        raw_path: bytes = url.path or b"/"
-        path = raw_path.decode("ascii")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
-            "server": self._local,
-            "client": self._client,
-            "scheme": self._scheme,
-            "method": parser.get_method().decode("ascii"),
-            "root_path": self._config.root_path,
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": url.query or b"",
-            "headers": self._headers,
-            "state": self._app_state.copy(),
-            OWN_SERVER: True,
-        }
-        keep_alive = version != "1.0" and parser.should_keep_alive() and not self._is_leaving
         exchange = HTTPExchange(
             self._transport,
             self._flow,
             self._state,
-            scope,
+            self._scope(version),
             self._response_completed,
-            keep_alive,
+            version != "1.0" and parser.should_keep_alive() and not self._is_leaving,
             self._expects_continue and version != "1.0",
         )
         self._in_body = True
@@ -349,6 +320,40 @@ class HTTPProtocol(asyncio.Protocol):
             self._pending.append(exchange)
             if len(self._pending) >= _MAX_AHEAD:
                 self._flow.pause_reading()
+
+    def _enforce_head(self, version: str) -> None:
+        """Reject a head that is too large, or a body in a coding that the parser does not decode."""
+        if self._overhead > HEAD_BYTES:
+            # Other parts may have arrived with the head.
+            sizes = (len(name) + len(value) + 4 for name, value in self._headers)
+            if len(self._url) + sum(sizes) > HEAD_BYTES:
+                self._reject_head(431)
+        if self._codings and (self._codings != (b"chunked",) or version == "1.0"):
+            # The parser accepts every coding before `chunked`. HTTP/1.0 has no codings.
+            self._reject_head(400 if version == "1.0" else 501)
+
+    def _scope(self, version: str) -> Scope:
+        url = httptools.parse_url(self._url)
+        if url.schema:
+            self._enforce_host()
+        raw_path: bytes = url.path or b"/"
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "server": self._local,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": self._parser.get_method().decode("ascii"),
+            "root_path": self._config.root_path,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "state": self._app_state.copy(),
+            OWN_SERVER: True,
+        }
 
     def _enforce_host(self) -> None:
         """Reject an absolute URL of another host than the Host header, which is checked (RFC 9112, 3.2.2).

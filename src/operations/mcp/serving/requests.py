@@ -377,29 +377,40 @@ class HandshakeTransport:
         message = decode_message(body, state.front.limits.values)
         if isinstance(message, Reply):
             return message
-        is_notification = "id" not in message
         if "method" not in message:
             if session is not None:
                 session.answer(message)
             return accepted_reply()
-        method, params = message["method"], message.get("params")
+        is_notification = "id" not in message
         if is_missing:
-            if method != "initialize" or is_notification:
+            if message["method"] != "initialize" or is_notification:
                 return failure(400, "Bad Request: Missing session ID")
             return await self._open(state, message)
         request_id = "" if is_notification else message["id"]
-        token = progress_token_from_params(params)
+        token = progress_token_from_params(message.get("params"))
         exchange = self._exchange(state, request_id, session, token)
-        # The SDK checks the message and calls our handler for it.
         if session is None:
-            if is_notification:
-                return accepted_reply()
-            connection = Connection.from_envelope(self._version(state, None), None, None)
-            options: Any = {"connection": connection, "lifespan_state": None}
-            work = serve_one(self._server, exchange, method, params, **options)
-            return await exchange.serve(work)
+            return await self._serve_alone(state, message, exchange)
+        return await self._serve_in(session, message, exchange)
+
+    async def _serve_alone(
+        self, state: RequestState, message: JSONObject, exchange: Exchange
+    ) -> Reply | None:
+        """Serve a message without a session; the SDK checks it and calls our handler."""
+        if "id" not in message:
+            return accepted_reply()
+        connection = Connection.from_envelope(self._version(state, None), None, None)
+        options: Any = {"connection": connection, "lifespan_state": None}
+        method, params = message["method"], message.get("params")
+        return await exchange.serve(serve_one(self._server, exchange, method, params, **options))
+
+    async def _serve_in(
+        self, session: Session, message: JSONObject, exchange: Exchange
+    ) -> Reply | None:
+        """Serve a message of a session; the SDK checks it and calls our handler."""
+        method, params = message["method"], message.get("params")
         runner = ServerRunner(self._server, session.connection, None)
-        if not is_notification:
+        if "id" in message:
             return await exchange.serve(runner.on_request(exchange, method, params))
         if method == "notifications/cancelled":
             session.cancel(object_of(params).get("requestId"))
