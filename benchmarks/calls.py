@@ -4,6 +4,7 @@
 
 The bare contenders do what a user would write by hand: `nats.request`, a request and a reply stream on Redis, an
 echo matched by id on a WebSocket. Our calls send the same kilobyte, with access check, validation and envelope.
+`of bare` above 1 is better than the bare contender in every column; for CPU, its time is divided by ours.
 """
 
 import argparse
