@@ -171,6 +171,29 @@ async def test_calls_of_new_operations_find_the_workers_that_have_them(
     assert max(Counter(lines(ledger)).values()) == 1
 
 
+async def test_the_first_calls_of_a_client_find_the_workers_that_have_the_operation(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    old, new = release(ledger, "shop.pay"), release(ledger, "shop.refund")
+    async with AsyncExitStack() as stack:
+        for registry in (old, old, old, new):
+            await stack.enter_async_context(broker_world.serve(registry))
+        with anyio.fail_after(25):
+            for client in range(5):
+                async with caller(broker_world) as calls:
+                    numbers = range(client, 20, 5)
+                    await asyncio.gather(
+                        *(calls.call("shop.refund", {"number": number}) for number in numbers)
+                    )
+            async with caller(broker_world) as calls:
+                with pytest.raises(CallError) as caught:
+                    await calls.call("shop.nothing", {"number": 1})
+
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    assert Counter(lines(ledger)) == Counter(f"shop.refund {number}" for number in range(20))
+
+
 async def test_calls_find_the_workers_whose_source_is_connected(
     broker_world: World, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ class FailureDetector:
 
     Attributes:
         restorations: How often the connection was restored.
+        has_probed: Set when the workers have responded to the first probe, or have had the time to.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class FailureDetector:
         self._absence_limit = max(_RETURN, 2 * heartbeat)
         self._silence = silence
         self.restorations = 0
+        self.has_probed = asyncio.Event()
         self._were_there = False
         self._replayable: dict[str, bool] = {}
         self._outages = Outages()
@@ -188,6 +190,14 @@ class FailureDetector:
         self._workers.forget(worker)
         self._absent_since.pop(worker, None)
         self._changed_at = now
+
+    async def wait_for_reports(self) -> None:
+        """Return when all workers have reported to a new client, or have had the time to."""
+        with suppress(TransportError):
+            count = await self._target.count_present(self._all_workers)
+            if count is not None and len(self._workers.heard_at) >= count:
+                self.has_probed.set()
+        await self.has_probed.wait()
 
     async def find_workers(self) -> bool:
         """Return whether any worker is connected to the broker; if none is, remove all known workers.
@@ -277,6 +287,7 @@ class FailureDetector:
             except Exception:
                 # The next probe may find a lost worker.
                 logger.exception("the workers could not be checked")
+            self.has_probed.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
                     await self._hurry.wait()

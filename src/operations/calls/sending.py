@@ -337,10 +337,20 @@ class CallSender(ABC):
         else:
             return False
         if not self._redirect(call):
-            return False
+            if self._detector.has_probed.is_set():
+                return False
+            # The workers that have the operation may not have reported to this new client yet.
+            self._spawn(self._await_workers(call, failure))
+            return True
         call.rejected = failure.resends
         self._spawn(self._resend(call, may_have_begun=False))
         return True
+
+    async def _await_workers(self, call: PendingCall, failure: ErrorPayload) -> None:
+        """Send a refused request to another worker as soon as the workers have reported; end it if there is none."""
+        await self._detector.wait_for_reports()
+        if not self._send_elsewhere(call, failure):
+            self._end(call.payload.request_id, (call.unavailable or failure).to_error())
 
     def _redirect(self, call: PendingCall) -> bool:
         """Let a call be sent to another worker; return False if all other versions have refused it."""
