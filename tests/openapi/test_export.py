@@ -222,6 +222,17 @@ def test_bytes_are_declared_as_they_are_sent(output: Any, content: Any) -> None:
     assert restored(document, "test.run").output_schema.document == output
 
 
+def test_optional_bytes_are_described_without_trust_in_the_export() -> None:
+    document = document_of(spec(output_schema={"anyOf": [_BYTES, {"type": "null"}]}))
+    config = HTTPServiceConfig(namespace="api", base_url="http://127.0.0.1:1")
+
+    for operation in from_openapi(document, config):
+        schema = operation.spec.output_schema
+        assert schema.check(None)
+        assert schema.check("AQI=")
+        assert not schema.check(1)
+
+
 def test_the_media_type_of_an_imported_file_is_declared() -> None:
     good = {"description": "A picture.", "content": {"image/png": {}}}
     imported = from_openapi(

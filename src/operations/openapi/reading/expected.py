@@ -217,11 +217,22 @@ class Expected:
         for status, response in sorted(self._responses.items()):
             if status[:1] == "2":
                 has_body = self._has_body(response) and status not in {"204", "205"}
-                member = best(self._offered(response)) if has_body else None
+                found = self._representations(response) if has_body else []
                 # A stream without items has no data.
-                if member is not None or not self._is_stream:
-                    members.append(member)
+                members += found or ([] if self._is_stream else [None])
         return members
+
+    def _representations(self, response: Response) -> list[Media]:
+        """Return the requested representation of a response.
+
+        If it can only be null, the others are results as well, such as bytes: exports describe such a union this way.
+        """
+        offered = self._offered(response)
+        chosen = best(offered)
+        if chosen is None:
+            return []
+        is_null = self._schemas.resolve(chosen.schema) in ({"const": None}, {"type": "null"})
+        return [chosen, *(m for m in offered if is_null and m is not chosen)]
 
     def _is_always_empty(self) -> bool:
         """Return whether no response can have a body. A response without a declared body may still have one."""
