@@ -1,12 +1,15 @@
 """The first connection to NATS: with TLS if it is required, and with the reason if it fails."""
 
 import asyncio
+import gc
 import logging
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -147,6 +150,37 @@ async def test_a_rejected_login_fails_at_once(login: str) -> None:
             pass
     assert f"127.0.0.1:{broker.port}" in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+async def test_a_client_can_be_closed_at_any_moment_of_a_reconnect() -> None:
+    """Otherwise tasks of nats-py fail with errors that are never retrieved, or stay connected."""
+    writers: list[asyncio.StreamWriter] = []
+    errors: list[dict[str, Any]] = []
+    accepted = asyncio.Event()
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        accepted.set()
+        writer.write(b'INFO {"server_id":"a","version":"2.10.0","max_payload":1048576}\r\n')
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                if line.startswith(b"PING"):
+                    writer.write(b"PONG\r\n")
+        writer.close()
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for turns in range(40):
+            async with connect_nats(url):
+                accepted.clear()
+                writers[-1].transport.abort()
+                await accepted.wait()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+    gc.collect()
+
+    assert errors == []
 
 
 @pytest.mark.parametrize("how", ["address", "options", "token"])

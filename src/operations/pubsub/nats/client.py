@@ -361,6 +361,14 @@ class ReconnectingClient(Client):
 
     async def close(self) -> None:
         """Disconnect. Data that is pending while the connection is lost is dropped."""
+        while (
+            (task := self._reconnection_task) is not None
+            and not task.done()
+            and task is not asyncio.current_task()
+        ):
+            # Repeated, because a timeout of Python 3.11 may swallow a cancellation. The library would stay connected.
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CLOSE_TIMEOUT)
         if not self.is_connected:
             # The library would write it to the closed socket, which raises on Python 3.13.
             self._hang_up()
