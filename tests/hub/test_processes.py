@@ -19,6 +19,7 @@ from tests.calls.waiting import until
 
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, load_config
+from operations.front.config import ListenConfig
 from operations.hub.serving import VARIABLE, Process, supervise
 from operations.server.running import listen
 
@@ -208,11 +209,29 @@ async def test_a_process_ends_when_the_first_one_has_ended() -> None:
         await ended.wait()
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_processes_share_a_unix_socket(tmp_path: Path, processes: int) -> None:
+    path = tmp_path / "hub.sock"
+    write(tmp_path)
+    config = CONFIG.replace("port = 0", f"host = 'unix:{path}'")
+    (tmp_path / "operations.toml").write_text(config.replace("= 2", f"= {processes}"))
+    with anyio.fail_after(60):
+        async with (
+            started(tmp_path) as (_, ready),
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+            session.get("http://localhost/work/pid") as response,
+        ):
+            assert await response.json() > 1
+    assert ready["url"] == f"http://unix:{path}:"
+    assert ready["entryPoints"]["mcp"] == f"http://unix:{path}:/mcp"
+    assert not path.exists()
+
+
 async def test_processes_that_cannot_start_are_not_started_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["serve", "--config", str(tmp_path / "missing.toml")]
-    with anyio.fail_after(60), listen("127.0.0.1", 0) as listener:
+    with anyio.fail_after(60), listen(ListenConfig()) as listener:
         assert await supervise(arguments, 1, listener, grace=30) == ExitCode.CONFIG
     assert "missing.toml" in capfd.readouterr().err
 
@@ -246,7 +265,7 @@ async def test_a_process_that_cannot_be_started_is_retried(
     program.chmod(0o700)
     pids.touch()
     monkeypatch.setattr(sys, "executable", str(program))
-    with listen("127.0.0.1", 0) as listener, anyio.fail_after(60):
+    with listen(ListenConfig()) as listener, anyio.fail_after(60):
         supervising = asyncio.create_task(supervise([], 1, listener, 5))
         await until(lambda: len(pids.read_text().splitlines()) == 1)
         hidden = program.rename(tmp_path / "hidden")

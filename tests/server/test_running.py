@@ -21,7 +21,7 @@ from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
 from operations import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
 from operations.calls import PendingRequestMap
-from operations.front.config import MCPServerSettings
+from operations.front.config import ListenConfig, MCPServerSettings
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app
@@ -46,10 +46,56 @@ def test_the_server_listens_on_loopback_by_default(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("host", "expected"),
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
-     ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
+     ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False), ("unix:/run/hub.sock", True)],
 )  # fmt: skip
 def test_loopback_addresses_are_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+async def test_a_server_listens_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "hub.sock"
+    registry, seen = OperationRegistry(), list[Any]()
+
+    @registry.operation("test.run")
+    async def run() -> str:
+        return "finished"
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope.get("client"))
+        await app(scope, receive, send)
+
+    app = create_app(registry, websocket=True)
+    forwarded = {"X-Forwarded-For": "10.1.2.3"}
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    with anyio.fail_after(20):
+        async with (
+            running(note, host=f"unix:{path}", trusted_proxies=["*"]) as url,
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+        ):
+            assert url == f"http://unix:{path}:"
+            response = await session.post("http://localhost/test/run", headers=forwarded)
+            assert await response.json() == "finished"
+            async with session.ws_connect("http://localhost/ws"):
+                pass
+            assert (await session.get("http://evil.example/test/run")).status == 421
+            with pytest.raises(OSError, match="in use"):
+                async with running(app, host=f"unix:{path}"):
+                    pass
+    assert seen[1][0] == "10.1.2.3"
+    assert not path.exists()
+
+
+async def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("keep")
+    with pytest.raises(OSError, match="in use"):
+        async with running(create_app(OperationRegistry()), host=f"unix:{path}"):
+            pass
+    assert path.read_text() == "keep"
+
+    with pytest.raises(ValueError, match="absolute path"):
+        running(create_app(OperationRegistry()), host="unix:hub.sock")
 
 
 async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> None:
@@ -129,11 +175,10 @@ async def test_a_server_with_its_own_loop_shuts_down_as_gracefully(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(running_module, "GRACE", 0.2)
-    app, listener = create_app(_watched()), listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = build_server(app)
+    server = build_server(create_app(_watched()))
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(20), listen(ListenConfig()) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as client:
             serving = asyncio.create_task(server.serve([listener]))
             response = await client.post(f"{url}/test/watch")

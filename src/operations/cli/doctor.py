@@ -269,6 +269,11 @@ def _check_listening(file: ConfigFile, report: Report) -> None:
     if listen.certificate_problem is not None:
         report("serve.certificate", "failed", listen.certificate_problem)
     host, port = listen.host, listen.port
+    if listen.socket_path is not None:
+        folder = Path(listen.socket_path).parent
+        if not os.access(folder, os.W_OK):
+            report("serve.host", "warning", f"a socket cannot be created in {folder}")
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

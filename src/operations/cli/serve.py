@@ -1,7 +1,7 @@
 """`operations serve`: serve the operations of a config to external callers."""
 
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -88,12 +88,13 @@ async def _serve_shared(
     if common.config is not None:
         arguments += ["--config", str(common.config)]
     arguments += [f"--{name}" for name in ("json", "verbose", "trust") if getattr(common, name)]
-    with serving.listening_errors(config, "serve"):
-        listener = listen(config.host, config.port)
     if not common.verbose:
         # Report restarted processes.
         logging.getLogger("operations.hub").setLevel(logging.WARNING)
-    with listener, writing_logs(file, verbose=common.verbose):
+    with ExitStack() as stack:
+        with serving.listening_errors(config, "serve"):
+            listener = stack.enter_context(listen(config))
+        stack.enter_context(writing_logs(file, verbose=common.verbose))
         # The time to finish calls, plus some time to close sources.
         return await serving.supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
 

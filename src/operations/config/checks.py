@@ -27,6 +27,7 @@ from operations._derive import (
     secrets_of,
 )
 from operations._derive import KeyPath as Path
+from operations._hosts import UNIX
 from operations._json import is_list, is_object, object_of
 from operations._references import followed
 from operations._text import suggestion
@@ -415,7 +416,8 @@ def _serve(serve: model.ServeEntry, config: model.Config) -> Found:
     origins: list[str] = options.get("allowed_origins", [])
     # The function may add an authentication method, which is checked before the server listens.
     guarded = access.keys or access.jwt is not None or config.setup or options.get("public")
-    if options.get("host", _LOOPBACK[0]) not in _LOOPBACK and not guarded:
+    host: str = options.get("host", _LOOPBACK[0])
+    if host not in _LOOPBACK and not host.startswith(UNIX) and not guarded:
         yield (
             ("serve", "host"),
             "accepts requests of other machines without authentication: add [access.keys.NAME], or public = true.",

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from operations._derive import ELSEWHERE
-from operations._hosts import LOOPBACK
+from operations._hosts import LOOPBACK, UNIX
 from operations._text import Disclosure, NameStyle, enforce_lists, suggestion
 from operations.access import Identity
 from operations.front.credentials import CredentialResolver
@@ -37,7 +37,8 @@ class ListenConfig:
     """The address of a server."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. An address that other machines can reach requires authentication, or `public`."""
+    """The address to listen on. An address that other machines can reach requires authentication, or `public`. `unix:`
+    and an absolute path is a socket for a proxy on this machine."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """The port; 0 selects a free port."""
@@ -61,6 +62,18 @@ class ListenConfig:
         enforce_lists(trusted_proxies=self.trusted_proxies)
         if self.certificate_key is not None and self.certificate is None:
             raise ValueError("certificate_key is set without certificate")
+        if self.socket_path is not None and not Path(self.socket_path).is_absolute():
+            raise ValueError("host must have an absolute path after unix:")
+
+    @property
+    def socket_path(self) -> str | None:
+        """The path of the Unix socket to listen on; None for a port."""
+        return self.host.removeprefix(UNIX) if self.host.startswith(UNIX) else None
+
+    @property
+    def address(self) -> str:
+        """The address for messages."""
+        return self.host if self.socket_path is not None else f"{self.host}:{self.port}"
 
     @property
     def certificate_problem(self) -> str | None:

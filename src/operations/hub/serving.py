@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import move_on_after
 from msgspec import structs
 
-from operations._hosts import LOOPBACK
+from operations._hosts import LOOPBACK, UNIX
 from operations._resilience import Backoff
 from operations._signals import receives_signals, shutdown_event
 from operations.access import Block, Grant, Identity, with_check
@@ -98,8 +98,8 @@ def listening_errors(config: ListenConfig, table: str) -> Generator[None]:
         if (problem := config.certificate_problem) is not None:
             message = f"the certificate of [{table}] cannot be used: {problem}"
             raise OperationsError(message) from error
-        reason = f"cannot listen on {config.host}:{config.port}: {error.strerror}"
-        if error.errno == errno.EADDRINUSE:
+        reason = f"cannot listen on {config.address}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE and config.socket_path is None:
             reason += "; stop the other program, or choose another port with --port"
         raise OperationsError(reason) from error
 
@@ -138,7 +138,7 @@ def build_app(
     issuers = access.authorization_servers
     if access.jwt is not None and options.get("public_url") and not issuers:
         issuers = (JWTConfig(**file.options(JWTConfig, access.jwt)).issuer,)
-    hosts = (*LOOPBACK, host or listen_config(file).host, *options.pop("allowed_hosts", ()))
+    hosts = _host_names(host or listen_config(file).host, options.pop("allowed_hosts", ()))
     app = create_app(
         hub.registry,
         **options,
@@ -162,6 +162,11 @@ def build_app(
         (SOURCES, lambda: collect_source_metrics(hub)),
     ]
     return app
+
+
+def _host_names(host: str, allowed: Collection[str]) -> tuple[str, ...]:
+    """Return the names under which requests are accepted at an address; a Unix socket has none."""
+    return (*LOOPBACK, *(() if host.startswith(UNIX) else (host,)), *allowed)
 
 
 def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: str) -> "Starlette":
@@ -189,7 +194,7 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
         hub.registry,
         identity=resolvers(hub) or None,
         anonymous=serves_anonymous(hub.file),
-        allowed_hosts=(*LOOPBACK, host, *options.get("allowed_hosts", ())),
+        allowed_hosts=_host_names(host, options.get("allowed_hosts", ())),
         limits=limits_of(hub.file),
         ready=ready,
     )

@@ -13,11 +13,13 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 from anyio import move_on_after
 
+from operations._hosts import UNIX
 from operations._resilience import LogThrottle
 from operations.front import OpenStreams
 from operations.front.config import ASGIApp, ListenConfig
@@ -209,6 +211,7 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         app,
         host=host,
         port=config.port,
+        uds=config.socket_path,
         http=HTTPProtocol,
         ws=websocket_protocol,
         # Compression is off, because a small compressed message can become very large.
@@ -269,44 +272,65 @@ async def running_on(
     # Build the server first, so that errors are raised before the port is bound.
     server = _EmbeddedServer(_config(app, config), app)
     host = config.host
-    with listener or listen(host, config.port) as listening:
+    with listener or listen(config) as listening:
         task = asyncio.Task(server.serve([listening]))
         ready = asyncio.Task(server.is_ready.wait())
         try:
             await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
-            name = f"[{host}]" if ":" in host else host
+            name = f"[{host}]" if ":" in host and config.socket_path is None else host
             scheme = "http" if config.certificate is None else "https"
-            yield f"{scheme}://{name}:{listening.getsockname()[1]}"
+            port = "" if config.socket_path is not None else listening.getsockname()[1]
+            yield f"{scheme}://{name}:{port}"
         finally:
             ready.cancel()
             server.should_exit = True
             await task
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+@contextmanager
+def listen(config: ListenConfig) -> Generator[socket.socket]:
+    """Yield a listening socket, and close it.
 
     Raises:
-        OSError: If the port is taken.
+        OSError: If the port or the path is taken.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if config.socket_path is not None:
+        path = Path(config.socket_path)
+        _remove_stale(path)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            try:
+                # The proxy may run as another user. The permissions of the folder restrict access.
+                path.chmod(0o666)
+                listener.listen(_BACKLOG)
+                yield listener
+            finally:
+                path.unlink(missing_ok=True)
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener.bind((config.host, config.port))
         listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+        yield listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that a killed process has left."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def is_loopback(host: str) -> bool:
     """Return whether an address is reachable only from this machine."""
-    if host == "localhost":
+    if host == "localhost" or host.startswith(UNIX):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
