@@ -16,7 +16,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 from operations.errors import CallError, ErrorCode
 from operations.types import WRITTEN
@@ -153,7 +153,9 @@ def usual_proxy(url: str) -> str | None:
     """Return the proxy of the environment for a URL, as most programs choose it: without `ALL_PROXY`."""
     found, parts = getproxies(), urlsplit(url)
     port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
-    if _is_direct((parts.hostname or "").lower(), port, found.get("no", "")):
+    host = (parts.hostname or "").lower()
+    # Some operating systems have exceptions of their own.
+    if _is_direct(host, port, found.get("no", "")) or proxy_bypass(f"{host}:{port}"):
         return None
     kinds = _VARIABLES.get(parts.scheme, (parts.scheme,))
     kind = next((kind for kind in kinds if kind in found), "")
