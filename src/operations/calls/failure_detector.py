@@ -191,14 +191,6 @@ class FailureDetector:
         self._absent_since.pop(worker, None)
         self._changed_at = now
 
-    async def wait_for_reports(self) -> None:
-        """Return when all workers have reported to a new client, or have had the time to."""
-        with suppress(TransportError):
-            count = await self._target.count_present(self._all_workers)
-            if count is not None and len(self._workers.heard_at) >= count:
-                self.has_probed.set()
-        await self.has_probed.wait()
-
     async def find_workers(self) -> bool:
         """Return whether any worker is connected to the broker; if none is, remove all known workers.
 

@@ -11,6 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from math import isnan
 from time import time
 from typing import Any, cast
@@ -348,7 +349,11 @@ class CallSender(ABC):
 
     async def _await_workers(self, call: PendingCall, failure: ErrorPayload) -> None:
         """Send a refused request to another worker as soon as the workers have reported; end it if there is none."""
-        await self._detector.wait_for_reports()
+        with suppress(TransportError):
+            count = await self.target.count_present(self._workers_address)
+            if count is not None and len(self._workers.heard_at) >= count:
+                self._detector.has_probed.set()
+        await self._detector.has_probed.wait()
         if not self._send_elsewhere(call, failure):
             self._end(call.payload.request_id, (call.unavailable or failure).to_error())
 
