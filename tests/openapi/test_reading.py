@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,52 @@ def _laughs() -> str:
 def test_a_file_that_is_not_a_document_is_rejected(text: str | bytes) -> None:
     with pytest.raises(DocumentError):
         _decoded(text)
+
+
+def _merges(levels: int) -> str:
+    lines = ["m0: &m0 {" + ", ".join(f"k{n}: 1" for n in range(1_000)) + "}"]
+    lines += [
+        f"m{level}: &m{level} {{<<: [{', '.join([f'*m{level - 1}'] * 10)}], z{level}: 1}}"
+        for level in range(1, levels)
+    ]
+    return "\n".join(lines)
+
+
+@pytest.mark.requirement("R29", "R18")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [" + "1," * 20_000 + "]\nb: [" + "*a," * 1_000 + "]",
+        "a: &a {" + ",".join(f"k{n}: 1" for n in range(20_000)) + "}\nb: [" + "*a," * 1_000 + "]",
+        _merges(8),
+        "a: " + "[" * 50_000,
+        "a: " + '[{"b]}": ' * 50_000,
+    ],
+    ids=[
+        "aliases of a list",
+        "aliases of a mapping",
+        "merge keys",
+        "nested lists",
+        "nested mappings",
+    ],
+)
+def test_a_document_that_takes_long_or_expands_too_much_is_rejected_before(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(DocumentError):
+        _decoded(text)
+    # Otherwise each takes many seconds, in which no other thread runs, or more than a gigabyte.
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.requirement("R29")
+def test_aliases_and_flow_style_within_the_limits_are_read() -> None:
+    text = "a: &a [1, &b {x: 2}]\nb: *a\nc: *b\n" + "".join(
+        f"k{n}: {{x: [{n}], y: *a}}\n" for n in range(2_000)
+    )
+    decoded = _decoded(text)
+    assert decoded["b"] == [1, {"x": 2}]
+    assert decoded["c"] == {"x": 2}
+    assert decoded["k1999"] == {"x": [1999], "y": [1, {"x": 2}]}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

@@ -1,12 +1,13 @@
 """Read YAML 1.2 as JSON, with the scalars of the core schema only.
 
 Rule 1: `no`, `12:30` and `2020-01-01` are strings; tags never create Python objects.
-Rule 2: `ryaml` rejects duplicate keys, aliases that expand beyond a limit, and nesting beyond 128.
+Rule 2: `ryaml` rejects duplicate keys and nesting beyond 128. The size of expanded aliases is limited before.
 Rule 3: an integer beyond 64 bits, which `ryaml` rejects too, is read as a float.
 """
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ except ModuleNotFoundError as error:
 _BREAKS = "\x85\u2028\u2029"
 """Characters that end a line in YAML 1.1 and are ordinary text in YAML 1.2."""
 
+_MAX_DEPTH = 128
+
 _LONG_INTEGER = re.compile(r"[-+]?[1-9][0-9]{18,}|0o[0-7]{21,400}|0x[0-9a-fA-F]{16,400}")
 
 
@@ -32,7 +35,6 @@ def decode_yaml(text: str) -> Any:
     Raises:
         DocumentError: If it is not one YAML document, has a duplicate key, or expands too much by aliases.
     """
-    _enforce_count(text)
     breaks = [mark for mark in _BREAKS if mark in text]
     if not breaks:
         return _decode(text)
@@ -48,12 +50,43 @@ _SEPARATORS = "\n\r,:[{-?"
 """Every YAML node but the first comes after one of these."""
 
 
-def _enforce_count(text: str) -> None:
-    if sum(map(text.count, _SEPARATORS)) < MAX_DOCUMENT_VALUES:
+_ANCHOR = re.compile(r"&(?<![^\s\[{,:?-]&)[^\s\[\]{},]")
+_OPENING = re.compile(r"[\[{](?<![^\s\[{,:?-].)")
+"""May begin an anchor, or a list or mapping in flow style."""
+
+_MANY_OPENINGS = 1_000
+"""`ryaml` reads nested flow style in quadratic time, which does not matter below this number."""
+
+
+def _enforce_bounds(text: str) -> None:
+    """Raise an error for a text that `ryaml` would read slowly, or expand to too many values.
+
+    `ryaml` limits the number of aliases, but not the size of their values. The events are read only if there may be too
+    many, because they are slower than `ryaml`.
+    """
+    is_long = sum(map(text.count, _SEPARATORS)) >= MAX_DOCUMENT_VALUES
+    has_aliases = "*" in text and _ANCHOR.search(text) is not None
+    openings = islice(_OPENING.finditer(text), _MANY_OPENINGS)
+    if not is_long and not has_aliases and sum(1 for _ in openings) < _MANY_OPENINGS:
         return
     count = 0
+    sizes: dict[str | None, int] = {}
+    unfinished: list[tuple[str | None, int]] = []
     for event in _events(text):
-        count += isinstance(event, yaml.NodeEvent)
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = unfinished.pop()
+            if anchor:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                unfinished.append((event.anchor, count))
+            elif event.anchor:
+                sizes[event.anchor] = 1
+            count += 1
+        if len(unfinished) > _MAX_DEPTH:
+            raise DocumentError("nested too deeply")
         # Keys are nodes too.
         if count > 2 * MAX_DOCUMENT_VALUES:
             raise DocumentError(f"contains more than {MAX_DOCUMENT_VALUES:,} values")
@@ -68,6 +101,7 @@ def _events(text: str) -> Iterable[Any]:
 
 
 def _decode(text: str) -> Any:
+    _enforce_bounds(text)
     try:
         try:
             found = loads(text)
