@@ -77,3 +77,16 @@ rename = "hello.welcome"
         with pytest.raises(CallError, match="denied"):
             await hub.registry.execute("hello.welcome", {"name": "Ann"})
         assert hub.source_of("hello.welcome") is not None
+
+
+async def test_a_trace_that_cannot_be_written_is_reported(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "state").write_text("not a folder")
+    config = folder / "operations.toml"
+    config.write_text('modules = ["hello.py"]\n[trace]\nfile = "state/trace.jsonl"\n')
+
+    async with open_hub(config) as hub:
+        assert (await hub.registry.execute("hello.greet", {"name": "Ann"})).data == "Hello, Ann!"
+
+    assert f"{folder}/state cannot be written: File exists; set trace.file" in caplog.text

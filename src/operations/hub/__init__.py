@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -60,7 +61,9 @@ async def open_hub(
                 await hub.open(filter(wanted.includes, sources_of(file)), wait)
             else:
                 await lazy.open(wanted.operation)
-            with recording(registry, file):
+            # A single call does not repeat the warning of the hub.
+            level = logging.WARNING if wanted.operation is None else logging.INFO
+            with recording(registry, file, level):
                 yield hub
 
 

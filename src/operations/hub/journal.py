@@ -6,6 +6,7 @@ Rule 3: the size is limited: when a file is full, it replaces the previous one, 
 Rule 4: shell completion uses the ids from the last time that the config was open, because opening sources is slow.
 """
 
+import logging
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,6 +18,8 @@ from operations.config import ConfigFile
 from operations.observe import CallGraph, CallRecord, old_graph, read_graph
 from operations.registry import OperationRegistry
 from operations.telemetry import LogConfig, logging_to_stderr
+
+logger = logging.getLogger("operations.hub")
 
 MAX_BYTES = 4 << 20
 
@@ -30,9 +33,12 @@ def journal_path(file: ConfigFile) -> Path:
 
 
 @contextmanager
-def recording(registry: OperationRegistry, file: ConfigFile) -> Generator[None]:
-    """Record the calls of `registry` for the duration of a `with` block, unless the config disables it."""
-    graph = _graph(journal_path(file)) if file.config.trace.enabled else None
+def recording(registry: OperationRegistry, file: ConfigFile, level: int) -> Generator[None]:
+    """Record the calls of `registry` for the duration of a `with` block, unless the config disables it.
+
+    If the file cannot be written, this is logged at `level`.
+    """
+    graph = _graph(journal_path(file), level) if file.config.trace.enabled else None
     if graph is None:
         yield
         return
@@ -52,12 +58,14 @@ def writing_logs(file: ConfigFile, *, verbose: bool) -> Generator[None]:
         yield
 
 
-def _graph(path: Path) -> CallGraph | None:
+def _graph(path: Path, level: int) -> CallGraph | None:
     """Return a graph that writes to `path`; None if the file cannot be written, so that calls still work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return CallGraph(path, max_bytes=MAX_BYTES)
-    except OSError:
+    except OSError as error:
+        reason = f"{error.filename or path} cannot be written: {error.strerror}"
+        logger.log(level, "operations trace will not show calls: %s; set trace.file", reason)
         return None
 
 
