@@ -54,8 +54,8 @@ _ANCHOR = re.compile(r"&(?<![^\s\[{,:?-]&)[^\s\[\]{},]")
 _OPENING = re.compile(r"[\[{](?<![^\s\[{,:?-].)")
 """May begin an anchor, or a list or mapping in flow style."""
 
-_MANY_OPENINGS = 1_000
-"""`ryaml` reads nested flow style in quadratic time, which does not matter below this number."""
+_MANY = 1_000
+"""`ryaml` reads nested flow style and tag directives in quadratic time, which does not matter below this number."""
 
 
 def _enforce_bounds(text: str) -> None:
@@ -64,10 +64,12 @@ def _enforce_bounds(text: str) -> None:
     `ryaml` limits the number of aliases, but not the size of their values. The events are read only if there may be too
     many, because they are slower than `ryaml`.
     """
+    if text.count("%TAG") > _MANY:
+        raise DocumentError(f"contains more than {_MANY:,} tag directives")
     is_long = sum(map(text.count, _SEPARATORS)) >= MAX_DOCUMENT_VALUES
     has_aliases = "*" in text and _ANCHOR.search(text) is not None
-    openings = islice(_OPENING.finditer(text), _MANY_OPENINGS)
-    if not is_long and not has_aliases and sum(1 for _ in openings) < _MANY_OPENINGS:
+    openings = islice(_OPENING.finditer(text), _MANY)
+    if not is_long and not has_aliases and sum(1 for _ in openings) < _MANY:
         return
     count = 0
     sizes: dict[str | None, int] = {}
