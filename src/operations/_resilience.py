@@ -136,13 +136,16 @@ def retry_after(headers: Mapping[str, Any]) -> float:
 RETRY_AFTER: Final = "retryAfterMs"
 """The key in the details of an error for the milliseconds after which the same call may succeed."""
 
+_MAX_WAIT: Final = 999_999_999_000
+"""The longest such time: numbers in the details may be infinite, or too large for a float."""
+
 
 def wanted_pause(details: Any) -> float:
     """Return the seconds that the details of an error ask the caller to wait; 0 if they ask for none."""
     found = object_of(details)
     wait = found.get(RETRY_AFTER)
     if isinstance(wait, (int, float)):
-        return max(0.0, wait / 1000)
+        return max(0.0, min(wait, _MAX_WAIT) / 1000)
     return retry_after(object_of(found.get("headers")))
 
 

@@ -13,6 +13,7 @@ from tests.server.asgi import Client
 from operations import (
     AccessControl,
     CallError,
+    ErrorCode,
     ErrorDefinition,
     Identity,
     Operation,
@@ -372,6 +373,17 @@ async def test_the_status_comes_from_one_table(code: str, status: int) -> None:
     assert response.json.items() >= expected.items()
     assert response.json["requestId"] == response.headers["x-request-id"]
     assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize("pause", [float("inf"), 10**400, 1e300])
+async def test_an_error_may_ask_for_a_pause_of_any_length(pause: float) -> None:
+    async def fail(input: Any, context: OperationContext) -> Any:
+        raise CallError(ErrorCode.UNAVAILABLE, "because", {"retryAfterMs": pause})
+
+    response = await serving(fail).post("/test/run")
+
+    assert response.status == 503
+    assert response.headers["retry-after"] == "999999999"
 
 
 @pytest.mark.parametrize(
