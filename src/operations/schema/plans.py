@@ -85,6 +85,9 @@ _USED = frozenset({
 _MAX_NAMES = 1_000
 """How many plans of undeclared properties are cached."""
 
+_MAX_SHARED = 20
+"""The number of names that a plan stores for properties with the same plan, so that large unions need little memory."""
+
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords for undeclared properties."""
 
@@ -557,13 +560,13 @@ class _Children(dict[str, Plan | None]):
             return None
         is_rest = not is_named and not plan.is_patterned and name not in plan.asked
         if is_rest and self._rest is not MISSING:
-            rest: Plan | None = self._rest
-            return rest
-        field = plan.field(name)
-        found = plan.part(field.sites) if field.kept else None
-        if is_rest:
-            self._rest = found
-        elif is_named or len(self) < _MAX_NAMES:
+            found: Plan | None = self._rest
+        else:
+            field = plan.field(name)
+            found = plan.part(field.sites) if field.kept else None
+            if is_rest:
+                self._rest = found
+        if is_named or len(self) < (_MAX_SHARED if is_rest else _MAX_NAMES):
             self[name] = found
         return found
 
