@@ -21,6 +21,8 @@ class Work:
     principal: str = "p"
     worth_it: bool = True
     counted: dict[str, Any] = field(default_factory=dict[str, Any])
+    task: object = "running"
+    is_lent: bool = False
 
 
 class Floor:
@@ -65,6 +67,32 @@ def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> Non
     assert floor.started == work[:3]
     assert floor.admission.running == 2
     assert floor.admission.waiting == 0
+
+
+def test_a_call_that_waits_for_several_persons_gives_back_one_slot() -> None:
+    floor = Floor(concurrency=1, queue=5)
+    work = [Work() for _ in range(4)]
+    for one in work:
+        floor.offer(one)
+
+    with floor.admission.lent(work[0]), floor.admission.lent(work[0]):
+        assert floor.started == work[:2]
+        assert floor.admission.running == 1
+    assert floor.admission.running == 2
+
+
+def test_a_call_that_ends_while_it_waits_for_a_person_has_no_slot_to_give_back() -> None:
+    floor = Floor(concurrency=1, queue=5)
+    work = [Work() for _ in range(4)]
+    for one in work:
+        floor.offer(one)
+
+    # A task that the handler started outlives the call.
+    with floor.admission.lent(work[0]):
+        work[0].task = None
+        floor.admission.done(work[0])
+        assert floor.started == work[:2]
+    assert floor.admission.running == 1
 
 
 def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:

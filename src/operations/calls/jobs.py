@@ -215,6 +215,9 @@ class Job(msgspec.Struct, eq=False):
     items: int | None = None
     """The number of items that were sent; None if there are none."""
 
+    is_lent: bool = False
+    """Whether another call has its slot, while it waits for a person."""
+
     @property
     def principal(self) -> str:
         """The caller, if it is known on arrival."""
@@ -462,23 +465,29 @@ class AdmissionQueue:
         """Pass the slot of an ended call to the next call."""
         if job.counted:
             self._forget(job)
-        self._leave()
+        if job.is_lent:
+            job.is_lent = False
+        else:
+            self._leave()
 
     @contextmanager
     def lent(self, job: Job, *slots: Slot) -> Generator[None]:
         """Release the slots of a call that waits for a person, then take them again, even beyond the limits."""
         with ExitStack() as stack:
-            if job.task is None:
-                # A task that the handler started has outlived the call.
+            if job.task is None or job.is_lent:
+                # A task that the handler started has outlived the call, or another one waits too.
                 yield
                 return
             for slot in (*job.counted.values(), *slots):
                 stack.enter_context(slot.lent())
+            job.is_lent = True
             self._leave()
             try:
                 yield
             finally:
-                self.running += 1
+                if job.is_lent:
+                    job.is_lent = False
+                    self.running += 1
 
     def _leave(self) -> None:
         """Pass a slot to the next call."""
