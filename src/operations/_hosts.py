@@ -50,6 +50,10 @@ _PORTS = {"http": 80, "https": 443}
 _URL_MARKS = "%/?:@!$&'()*+,;=-._~"
 """Characters of a path or a query that need not be encoded."""
 
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+"""Socket options, in seconds and as a number of packets, with which the operating system notices within 20 seconds that
+the host at the other end is lost. macOS has another name for the first one."""
+
 
 class Origin(NamedTuple):
     """Scheme, host and port of a URL, in one spelling."""
@@ -343,3 +347,11 @@ def _without_port(name: str) -> str:
     """Return a host without its port. A malformed value is returned unchanged and matches no host."""
     head, colon, port = name.rpartition(":")
     return head if colon and port.isdecimal() and (":" not in head or head.endswith("]")) else name
+
+
+def notice_lost_hosts(opened: socket.socket) -> None:
+    """End a connection whose other host is lost; of a listening socket, the connections that it accepts."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -401,6 +402,24 @@ async def test_small_responses_are_sent_without_delay() -> None:
             await reader.readuntil(b"\r\n\r\n")
             with _peer_of(writer.get_extra_info("sockname")) as accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        finally:
+            writer.close()
+
+
+@pytest.mark.requirement("R35")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other options")
+async def test_a_server_notices_lost_hosts_of_clients() -> None:
+    async with running(create_app(OperationRegistry())) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        try:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            with _peer_of(writer.get_extra_info("sockname")) as accepted:
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                option = partial(accepted.getsockopt, socket.IPPROTO_TCP)
+                packets, interval = option(socket.TCP_KEEPCNT), option(socket.TCP_KEEPINTVL)
+                assert option(socket.TCP_KEEPIDLE) + packets * interval <= 20
+                assert option(socket.TCP_USER_TIMEOUT) == 30_000
         finally:
             writer.close()
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
-from operations._hosts import enforce_public, is_public, not_public, origin_of
+from operations._hosts import enforce_public, is_public, not_public, notice_lost_hosts, origin_of
 from operations._proxies import Proxies, proxy_status, reason_of, shown_proxy, tls_reason
 from operations._resilience import (
     IDLE_SECONDS,
@@ -33,18 +33,11 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 _LONGEST_HEADER = 1 << 16
 """The largest size of a response header in bytes."""
 
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
-"""Socket options, in seconds and as a number of packets, with which the operating system notices within 20 seconds that
-the host at the other end is lost. macOS has another name for the first one."""
-
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
     """Return a socket for a connection, which notices a lost host even if a stream has no data for hours."""
     opened = socket.socket(*address[:3])
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    notice_lost_hosts(opened)
     return opened
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import uvicorn
 from anyio import move_on_after
 
-from operations._hosts import UNIX
+from operations._hosts import UNIX, notice_lost_hosts
 from operations._resilience import LogThrottle
 from operations.front import OpenStreams
 from operations.front.config import ASGIApp, ListenConfig
@@ -27,6 +27,7 @@ from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
 from operations.server.exchange import (
     NO_BODY,
+    SEND_SECONDS,
     STATUS_LINES,
     WRITE_BUFFER,
     HTTPExchange,
@@ -313,6 +314,11 @@ def listen(config: ListenConfig) -> Generator[socket.socket]:
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        notice_lost_hosts(listener)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Keepalive does not end connections on which unacknowledged data is waiting.
+            milliseconds = int(SEND_SECONDS * 1000)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         listener.bind((config.host, config.port))
         listener.listen(_BACKLOG)
         yield listener
