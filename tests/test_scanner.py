@@ -279,6 +279,15 @@ def test_one_file_can_be_read_from_elsewhere() -> None:
         scan_operations("app/nowhere", read=FILES.__getitem__)
 
 
+@pytest.mark.parametrize(("root", "file"), [(".", "a.py"), ("/", "/a.py"), ("ops", "ops/a.py")])
+def test_files_of_any_folder_can_be_read_from_elsewhere(root: str, file: str) -> None:
+    files: dict[str, str | list[str]] = {root: ["a.py"], file: GOOD.format(name="a")}
+    for source in (root, file):
+        found = scan_operations(source, read=files.__getitem__)
+        assert [known.spec.id for known in found.operations] == ["scan.a", "scan.a.made"]
+        assert not found.skipped
+
+
 def test_two_sources_do_not_share_modules() -> None:
     for name in ("one", "two"):
         files: dict[str, str | list[str]] = {"ops": ["a.py"], "ops/a.py": GOOD.format(name=name)}

@@ -162,12 +162,12 @@ class _Reader(MetaPathFinder, InspectLoader):
 
     def _find(self, fullname: str) -> tuple[str, str, bool] | None:
         """Return the file of a module, its source, and whether it is a package."""
-        path = "/".join((self._root, *fullname.split(".")[1:]))
+        path = PurePosixPath(self._root, *fullname.split(".")[1:])
         # A folder without `__init__.py` is a package too.
         for file, is_package in (
             (f"{path}/__init__.py", True),
             (f"{path}.py", False),
-            (path, True),
+            (str(path), True),
         ):
             with suppress(OSError, LookupError):
                 found = self._read(file)
