@@ -238,16 +238,23 @@ async def test_mcp_on_stdio_follows_the_file(folder: Path, environment: dict[str
             await changed.wait()
 
 
-def test_a_taken_port_is_reported_by_serve(
-    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("203.0.113.7", "cannot listen on 203.0.113.7:1: "),
+        (f"unix:/tmp/{'x' * 200}", "too long"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_reported_by_serve(
+    host: str, expected: str, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, key in KEYS.items():
         monkeypatch.setenv(name, key)
 
-    ran = run("serve", "--host", "203.0.113.7", "--port", "1")
+    ran = run("serve", "--host", host, "--port", "1")
 
     assert ran.code == 1
-    assert "cannot listen on 203.0.113.7:1" in ran.err
+    assert expected in " ".join(ran.err.split())
 
 
 def test_output_that_cannot_be_written_is_not_an_error_of_the_address(

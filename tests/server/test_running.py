@@ -87,6 +87,29 @@ async def test_a_server_listens_on_a_unix_socket(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_server_removes_only_its_own_socket(tmp_path: Path) -> None:
+    config = ListenConfig(host=f"unix:{tmp_path / 'hub.sock'}")
+    with ExitStack() as first, ExitStack() as second:
+        # It finishes its calls, but no longer listens.
+        first.enter_context(listen(config)).close()
+        second.enter_context(listen(config))
+        first.close()
+        assert list(tmp_path.iterdir())
+        second.close()
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_socket_of_a_busy_server_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "hub.sock"
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as client:
+        busy.bind(str(path))
+        busy.listen(0)
+        client.connect(str(path))
+        with pytest.raises(OSError, match="in use"), listen(ListenConfig(host=f"unix:{path}")):
+            pass
+    assert path.is_socket()
+
+
 async def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("keep")

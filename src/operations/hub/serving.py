@@ -98,7 +98,7 @@ def listening_errors(config: ListenConfig, table: str) -> Generator[None]:
         if (problem := config.certificate_problem) is not None:
             message = f"the certificate of [{table}] cannot be used: {problem}"
             raise OperationsError(message) from error
-        reason = f"cannot listen on {config.address}: {error.strerror}"
+        reason = f"cannot listen on {config.address}: {error.strerror or error}"
         if error.errno == errno.EADDRINUSE and config.socket_path is None:
             reason += "; stop the other program, or choose another port with --port"
         raise OperationsError(reason) from error

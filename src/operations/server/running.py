@@ -302,13 +302,16 @@ def listen(config: ListenConfig) -> Generator[socket.socket]:
         _remove_stale(path)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
+            mine = _mark(path)
             try:
                 # The proxy may run as another user. The permissions of the folder restrict access.
                 path.chmod(0o666)
                 listener.listen(_BACKLOG)
                 yield listener
             finally:
-                path.unlink(missing_ok=True)
+                # Another server may have replaced it since this one stopped listening.
+                if _mark(path) == mine:
+                    path.unlink()
         return
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
@@ -328,10 +331,23 @@ def _remove_stale(path: Path) -> None:
     """Remove a socket that a killed process has left."""
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as probe:
+            # A server that does not accept connections would block it.
+            probe.setblocking(False)
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink()
+            except BlockingIOError:
+                return
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """Return values that distinguish a socket from others at the same path; None if there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def is_loopback(host: str) -> bool:
