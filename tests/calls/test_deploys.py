@@ -12,7 +12,7 @@ import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
-from tests.calls.worlds import BrokerWorld, World, nats_world
+from tests.calls.worlds import BrokerWorld, World, nats_world, redis_world
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -192,6 +192,21 @@ async def test_the_first_calls_of_a_client_find_the_workers_that_have_the_operat
 
     assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
     assert Counter(lines(ledger)) == Counter(f"shop.refund {number}" for number in range(20))
+
+
+async def test_an_unknown_operation_fails_as_soon_as_all_workers_have_reported(
+    redis_server: Broker, tmp_path: Path
+) -> None:
+    world, registry = redis_world(redis_server.url), release(tmp_path / "ledger", "shop.pay")
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(world.serve(registry))
+        # The time to respond to a probe is a part of the heartbeat.
+        calls = await stack.enter_async_context(caller(world, heartbeat=100))
+        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+            await calls.call("shop.nothing", {"number": 1})
+
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
 
 
 async def test_calls_find_the_workers_whose_source_is_connected(

@@ -204,7 +204,7 @@ class PendingRequestMap(CallSender):
     async def _end_tasks(self) -> None:
         if self._detecting is not None:
             self._detecting.cancel()
-        self._detector.has_probed.set()
+        self._workers.have_reported.set()
         self._deadlines.clear()
         last = tuple(self._tasks)
         try:

@@ -107,7 +107,6 @@ class FailureDetector:
 
     Attributes:
         restorations: How often the connection was restored.
-        has_probed: Set when the workers have responded to the first probe, or have had the time to.
     """
 
     def __init__(
@@ -137,7 +136,6 @@ class FailureDetector:
         self._absence_limit = max(_RETURN, 2 * heartbeat)
         self._silence = silence
         self.restorations = 0
-        self.has_probed = asyncio.Event()
         self._were_there = False
         self._replayable: dict[str, bool] = {}
         self._outages = Outages()
@@ -279,7 +277,7 @@ class FailureDetector:
             except Exception:
                 # The next probe may find a lost worker.
                 logger.exception("the workers could not be checked")
-            self.has_probed.set()
+            self._workers.have_reported.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
                     await self._hurry.wait()

@@ -338,7 +338,7 @@ class CallSender(ABC):
         else:
             return False
         if not self._redirect(call):
-            if self._detector.has_probed.is_set():
+            if self._workers.have_reported.is_set():
                 return False
             # The workers that have the operation may not have reported to this new client yet.
             self._spawn(self._await_workers(call, failure))
@@ -351,9 +351,9 @@ class CallSender(ABC):
         """Send a refused request to another worker as soon as the workers have reported; end it if there is none."""
         with suppress(TransportError):
             count = await self.target.count_present(self._workers_address)
-            if count is not None and len(self._workers.heard_at) >= count:
-                self._detector.has_probed.set()
-        await self._detector.has_probed.wait()
+            if count is not None:
+                self._workers.expect(count)
+        await self._workers.have_reported.wait()
         if not self._send_elsewhere(call, failure):
             self._end(call.payload.request_id, (call.unavailable or failure).to_error())
 

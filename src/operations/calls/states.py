@@ -411,6 +411,7 @@ class KnownWorkers:
         departures: The number of workers that were lost or have left.
         specs_changed: Set when the workers serve other operations than before.
         has_chosen: Whether the client has chosen a worker since it last probed all of them.
+        have_reported: Set when the workers have responded to the first probe, or have had the time to.
     """
 
     def __init__(self) -> None:
@@ -419,6 +420,8 @@ class KnownWorkers:
         self.departures = 0
         self.specs_changed = asyncio.Event()
         self.has_chosen = False
+        self.have_reported = asyncio.Event()
+        self._expected = NEVER
         self._departed: deque[str] = deque(maxlen=_MAX_DEPARTED)
         self._specs: dict[str, str] = {}
         self._accepting: set[str] = set()
@@ -432,6 +435,7 @@ class KnownWorkers:
             self.is_complete = False
             return
         self.heard_at[worker] = now
+        self.expect(self._expected)
         if alive.accepts:
             self._accepting.add(worker)
         if alive.leaving:
@@ -440,6 +444,12 @@ class KnownWorkers:
             self._specs.pop(worker, None)
             self._specs[worker] = alive.specs
             self.specs_changed.set()
+
+    def expect(self, count: float) -> None:
+        """Set `have_reported` as soon as this number of workers is known."""
+        self._expected = count
+        if len(self.heard_at) >= count:
+            self.have_reported.set()
 
     def forget(self, worker: str) -> None:
         """Remove a worker that was lost or has left."""
