@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
 from tests.servers import Broker, RedisServer, running
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
 from operations import OperationRegistry
@@ -110,6 +111,24 @@ async def test_a_server_reads_a_long_subscription_of_its_client() -> None:
                 await done.wait()
 
     assert received == list(range(count))
+
+
+async def test_a_control_message_may_have_other_fields() -> None:
+    subscribed = asyncio.Event()
+
+    async def attach(target: AcceptedTarget) -> None:
+        async with PendingRequestMap(target):
+            with anyio.fail_after(20):
+                await target.wants("call.requested:")
+            subscribed.set()
+
+    async with serve_websocket(attach, interop=True) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with connect(f"ws://127.0.0.1:{port}") as socket:
+            payload = {"topic": "call.requested:", "requestId": 7}
+            await socket.send(json.dumps({"type": "__subscribe", "payload": payload}))
+            with anyio.fail_after(20):
+                await subscribed.wait()
 
 
 def one_operation() -> OperationRegistry:

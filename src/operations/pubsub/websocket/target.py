@@ -462,7 +462,7 @@ class _Subject(msgspec.Struct, rename="camel"):
     """The parts of a payload that a socket needs."""
 
     topic: str | None = None
-    request_id: str = ""
+    request_id: Any = ""
 
 
 _decode_frame = msgspec.json.Decoder(_Frame).decode
