@@ -6,9 +6,11 @@ Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `
 Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, at any depth.
 Rule 3: a value has the same JSON form in every place: as input and output, in the process and on the wire. Its form
         depends on its type only: a `Decimal` is always text.
+Rule 4: a value that becomes part of a path contains no dot segment, under any number of encodings.
 """
 
 import dataclasses
+import re
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
@@ -18,7 +20,8 @@ from enum import Enum
 from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias, TypeGuard, cast
+from typing import Any, Final, Literal, TypeAlias, TypeGuard, cast
+from urllib.parse import unquote
 from uuid import UUID
 
 import msgspec
@@ -54,6 +57,13 @@ TOO_LOW = -TOO_LONG
 SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None)})
 JSON_TYPES = SCALARS | {dict, list}
 """The exact types of JSON values."""
+
+_MAX_ENCODINGS: Final = 8
+"""The largest number of nested percent-encodings that are decoded; paths with more are rejected."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_DOT_SEGMENT = re.compile(r"(?:\A|[/\\])\s*\.\.?\s*(?:[;/\\]|\Z)")
+"""A segment `.` or `..`. Some servers truncate a segment at `;` before they resolve dot segments."""
 
 _PLAIN = frozenset({bool, type(None)})
 _PLAIN_ITEMS = _PLAIN | {str, int}
@@ -467,3 +477,17 @@ def count_values(value: Any, most: int) -> int:
         # The list grows during the loop, so that nested values are visited as well.
         waiting += [each for each in inner if type(each) not in SCALARS]
     return count
+
+
+def unsafe_in_path(text: str) -> str:
+    """Return what a path may not contain under any number of encodings; "" if `text` contains none of it."""
+    for _ in range(_MAX_ENCODINGS):
+        if _CONTROL.search(text):
+            return "control characters"
+        if _DOT_SEGMENT.search(text):
+            return "a dot segment"
+        decoded = unquote(text, errors="replace")
+        if decoded == text:
+            return ""
+        text = decoded
+    return "too many layers of encoding"

@@ -14,7 +14,6 @@ from hashlib import sha256
 from heapq import nlargest
 from itertools import islice, pairwise
 from typing import Final, Literal, TypeAlias
-from urllib.parse import unquote
 
 _TELLING = re.compile(
     r"key|token|secret|pass|pwd|auth|credential|cookie|session|signature|jwt|pin$|pat$",
@@ -22,13 +21,6 @@ _TELLING = re.compile(
 )
 _LONGEST, _MOST = 200, 2_000
 """Limits of `suggestion`: characters of a name, and number of known names."""
-
-_MAX_ENCODINGS: Final = 8
-"""The largest number of nested percent-encodings that are decoded; paths with more are rejected."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_DOT_SEGMENT = re.compile(r"(?:\A|[/\\])\s*\.\.?\s*(?:[;/\\]|\Z)")
-"""A segment `.` or `..`. Some servers truncate a segment at `;` before they resolve dot segments."""
 
 _INVISIBLE = ("Cc", "Cf", "Cn", "Co", "Cs")
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
@@ -117,20 +109,6 @@ def in_seconds(seconds: float) -> str:
 def names_a_secret(name: str) -> bool:
     """Return whether a name indicates a secret: `API_KEY`, `--token`, `Authorization`."""
     return _TELLING.search(name) is not None
-
-
-def unsafe_in_path(text: str) -> str:
-    """Return what a path may not contain under any number of encodings; "" if `text` contains none of it."""
-    for _ in range(_MAX_ENCODINGS):
-        if _CONTROL.search(text):
-            return "control characters"
-        if _DOT_SEGMENT.search(text):
-            return "a dot segment"
-        decoded = unquote(text, errors="replace")
-        if decoded == text:
-            return ""
-        text = decoded
-    return "too many layers of encoding"
 
 
 def without_secrets(url: str) -> str:

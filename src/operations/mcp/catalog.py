@@ -27,8 +27,8 @@ from mcp.shared.uri_template import UriTemplate
 from msgspec.structs import replace as with_fields
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
-from operations._json import list_of, object_of
-from operations._text import hides_something, safe_name, unsafe_in_path
+from operations._json import list_of, object_of, unsafe_in_path
+from operations._text import hides_something, safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError

@@ -15,8 +15,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from operations._json import SCALARS, is_list, is_object, list_of, object_of
-from operations._text import unsafe_in_path
+from operations._json import SCALARS, is_list, is_object, list_of, object_of, unsafe_in_path
 from operations.errors import CallError, invalid_argument
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
