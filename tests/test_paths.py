@@ -199,11 +199,9 @@ async def test_a_call_over_redis_runs_through_fourteen_files() -> None:
             serve_calls(adding(), far),
             PendingRequestMap(near) as calls,
         ):
-            found: list[set[str]] = []
-            while len(found) < 3:
-                path = await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2}))
-                if path.isdisjoint(HEARTBEATS):
-                    found.append(path)
+            paths = [
+                await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2})) for _ in range(20)
+            ]
 
-    longest = max(found, key=len)
+    longest = max((path for path in paths if path.isdisjoint(HEARTBEATS)), key=len)
     assert len(longest) <= 14, sorted(longest)

@@ -8,11 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
-from operations.calls.execution import WEIGHT, Recent
-from operations.calls.jobs import MAX_UNREAD_BYTES, AdmissionQueue, Pace, WorkerConfig
+from operations.calls.execution import AdmissionQueue
+from operations.calls.jobs import MAX_UNREAD_BYTES, Pace, WorkerConfig
 from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
 from operations.errors import CallError
+from operations.pubsub.delivery import WEIGHT, Recent
 
 
 @dataclass(eq=False)
@@ -96,7 +97,7 @@ def test_a_call_that_ends_while_it_waits_for_a_person_has_no_slot_to_give_back()
 
 
 def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.calls.jobs.MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr("operations.calls.execution.MAX_WAITING_BYTES", 100)
     floor = Floor(concurrency=1, queue=10)
     assert floor.offer(Work()) is None
     assert floor.offer(Work(size=80)) is None
@@ -105,7 +106,7 @@ def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.calls.jobs.MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr("operations.calls.execution.MAX_WAITING_BYTES", 100)
     floor = Floor(concurrency=1, queue=1)
     first, ended, fresh = Work(), Work(size=80), Work(size=80)
     for work in (first, ended):

@@ -18,10 +18,10 @@ from tests.receivers import SilentReceiver
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
-from operations.calls.execution import Recent
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import EventTarget
+from operations.pubsub.delivery import Recent
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.signing import MAX_AGE, WINDOW, Senders, SignedTarget, Signer, signed
 

@@ -11,17 +11,20 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Awaitable, Coroutine
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial
 from secrets import token_hex
-from time import monotonic, time
+from sys import maxsize
+from time import time
 from typing import Any
 
 from operations._pipeline.plan import BUCKETS
 from operations._resilience import held_slot
 from operations._tasks import start_task
-from operations._text import printable
+from operations._text import counted, printable
 from operations.calls.events import (
     CallCompleted,
     CompletePayload,
@@ -32,7 +35,6 @@ from operations.calls.events import (
     refusal_of,
 )
 from operations.calls.jobs import (
-    AdmissionQueue,
     Job,
     WorkerConfig,
     access_log,
@@ -54,13 +56,14 @@ from operations.front.config import ServerConfig
 from operations.front.credentials import credential_ended, identify_credential
 from operations.front.limits import (
     UNCOUNTED_OUTPUT,
+    ConcurrencyLimiter,
     Limits,
     Slot,
     caller_key,
 )
 from operations.front.public_errors import public_error
 from operations.pubsub.base import EventTarget, WorkerStats
-from operations.pubsub.delivery import BoundedSet
+from operations.pubsub.delivery import Recent
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
@@ -68,54 +71,113 @@ logger = logging.getLogger("operations")
 _ITEMS_PER_TURN = 16
 """The number of items of a subscription after which other calls, probes and heartbeats get a turn."""
 
-MAX_IDS = 20_000
-MAX_BYTES = 8 * 1024 * 1024
-
-WEIGHT = 320
-"""The memory overhead of a cached reply in bytes: its id, its receiver and the table entries."""
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""The largest total size of the requests that wait for a slot, in bytes."""
 
 
-class Recent:
-    """Stores recent request ids, and the last replies of requests that have ended.
+class AdmissionQueue:
+    """The slots of one worker, and the calls that wait for them.
 
     Args:
-        max_ids: The least number of stored ids.
-        max_bytes: The size limit of the cached replies. They are stored in two halves; when the newer half is full, the
-            older half is dropped.
+        config: The limits of the worker: `concurrency`, `queue` and `per_principal`.
+        start: Starts a call; returns False if the call has already ended.
     """
 
-    def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
-        self._ids = BoundedSet(max_ids)
-        self._newer: dict[str, tuple[bytes, str]] = {}
-        self._older: dict[str, tuple[bytes, str]] = {}
-        self._half = self._left = max_bytes // 2
-        self.add = self._ids.add
-        """Store the id of a request; return False if it was already stored."""
-        self.forget = self._ids.discard
-        """Remove the id of a request that was rejected without running, so that it may be sent again."""
+    def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
+        self._slots, self._places = config.concurrency, config.queue
+        self._callers: ConcurrencyLimiter | None = None
+        if (limit := config.per_principal) is not None:
+            self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)
+        self._start = start
+        self._line: OrderedDict[Job, None] = OrderedDict()
+        self._line_bytes = 0
+        self.running = 0
 
-    def __len__(self) -> int:
-        return len(self._ids)
+    @property
+    def waiting(self) -> int:
+        """The number of waiting calls."""
+        return len(self._line)
 
-    def never_had(self, request_id: str, age: float) -> bool:
-        """Return whether the request has certainly not arrived in the last `age` seconds."""
-        return request_id not in self._ids and monotonic() - age > self._ids.complete_since
+    @property
+    def free(self) -> int:
+        """The number of free slots."""
+        return self._slots - self.running
 
-    def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
-        """Cache the last reply of a call, unless it is larger than a quarter of the limit."""
-        weight = len(body) + len(reply_to) + WEIGHT
-        if weight > self._half // 2:
-            return
-        if weight > self._left:
-            self._older, self._newer = self._newer, {}
-            self._left = self._half
-        self._left -= weight
-        self._newer[request_id] = (body, reply_to)
+    def offer(self, job: Job) -> None:
+        """Start a call or add it to the queue.
 
-    def last_reply(self, request_id: str, reply_to: str) -> bytes | None:
-        """Return the cached last reply of an ended call if it was sent to this receiver; None if it is not cached."""
-        cached = self._newer.get(request_id) or self._older.get(request_id)
-        return cached[0] if cached is not None and cached[1] == reply_to else None
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if there are too many calls, in total or of this caller.
+        """
+        if self._callers is not None:
+            self.count(job, job.principal)
+        if self.running < self._slots:
+            if self._start(job):
+                self.running += 1
+            else:
+                self._forget(job)
+        elif len(self._line) < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
+            self._line[job] = None
+            self._line_bytes += job.size
+        else:
+            self._forget(job)
+            reason = f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+
+    def count(self, job: Job, principal: str) -> None:
+        """Count a call for its caller; errors are raised as by `offer`."""
+        if self._callers is not None and principal not in job.counted:
+            job.counted = {**job.counted, principal: self._callers.enter(principal)}
+
+    def done(self, job: Job) -> None:
+        """Pass the slot of an ended call to the next call."""
+        if job.counted:
+            self._forget(job)
+        if job.is_lent:
+            job.is_lent = False
+        else:
+            self._leave()
+
+    @contextmanager
+    def lent(self, job: Job, *slots: Slot) -> Generator[None]:
+        """Release the slots of a call that waits for a person, then take them again, even beyond the limits."""
+        with ExitStack() as stack:
+            if job.task is None or job.is_lent:
+                # A task that the handler started has outlived the call, or another one waits too.
+                yield
+                return
+            for slot in (*job.counted.values(), *slots):
+                stack.enter_context(slot.lent())
+            job.is_lent = True
+            self._leave()
+            try:
+                yield
+            finally:
+                if job.is_lent:
+                    job.is_lent = False
+                    self.running += 1
+
+    def _leave(self) -> None:
+        """Pass a slot to the next call."""
+        self.running -= 1
+        while self._line and self.running < self._slots:
+            following, _ = self._line.popitem(last=False)
+            self._line_bytes -= following.size
+            if self._start(following):
+                self.running += 1
+            else:
+                self._forget(following)
+
+    def withdraw(self, job: Job) -> None:
+        """Remove a call that has ended while it waited."""
+        if job in self._line:
+            del self._line[job]
+            self._line_bytes -= job.size
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        for slot in job.counted.values():
+            slot.release()
 
 
 class JobRunner(ABC):

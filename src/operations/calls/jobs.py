@@ -1,12 +1,10 @@
-"""The requests of a worker: slots, time limits, flow control, lost callers, and the access log."""
+"""The requests of a worker: time limits, flow control, lost callers, and the access log."""
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from sys import maxsize
 from time import time
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -14,7 +12,6 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import Meta
 
-from operations._text import counted
 from operations.access import Identity
 from operations.calls.events import CallOffered, OfferPayload, RequestPayload, encode_event
 from operations.calls.states import NEVER, Outages
@@ -28,7 +25,7 @@ from operations.errors import (
 )
 from operations.front import Front
 from operations.front.credentials import CredentialResolver
-from operations.front.limits import ConcurrencyLimiter, Slot, call_seconds, caller_key
+from operations.front.limits import Slot, call_seconds, caller_key
 from operations.pubsub.base import Claim, EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
@@ -401,115 +398,6 @@ async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
         for following in watchers:
             following.set()
             break
-
-
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""The largest total size of the requests that wait for a slot, in bytes."""
-
-
-class AdmissionQueue:
-    """The slots of one worker, and the calls that wait for them.
-
-    Args:
-        config: The limits of the worker: `concurrency`, `queue` and `per_principal`.
-        start: Starts a call; returns False if the call has already ended.
-    """
-
-    def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
-        self._slots, self._places = config.concurrency, config.queue
-        self._callers: ConcurrencyLimiter | None = None
-        if (limit := config.per_principal) is not None:
-            self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)
-        self._start = start
-        self._line: OrderedDict[Job, None] = OrderedDict()
-        self._line_bytes = 0
-        self.running = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting calls."""
-        return len(self._line)
-
-    @property
-    def free(self) -> int:
-        """The number of free slots."""
-        return self._slots - self.running
-
-    def offer(self, job: Job) -> None:
-        """Start a call or add it to the queue.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there are too many calls, in total or of this caller.
-        """
-        if self._callers is not None:
-            self.count(job, job.principal)
-        if self.running < self._slots:
-            if self._start(job):
-                self.running += 1
-            else:
-                self._forget(job)
-        elif len(self._line) < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
-            self._line[job] = None
-            self._line_bytes += job.size
-        else:
-            self._forget(job)
-            reason = f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-
-    def count(self, job: Job, principal: str) -> None:
-        """Count a call for its caller; errors are raised as by `offer`."""
-        if self._callers is not None and principal not in job.counted:
-            job.counted = {**job.counted, principal: self._callers.enter(principal)}
-
-    def done(self, job: Job) -> None:
-        """Pass the slot of an ended call to the next call."""
-        if job.counted:
-            self._forget(job)
-        if job.is_lent:
-            job.is_lent = False
-        else:
-            self._leave()
-
-    @contextmanager
-    def lent(self, job: Job, *slots: Slot) -> Generator[None]:
-        """Release the slots of a call that waits for a person, then take them again, even beyond the limits."""
-        with ExitStack() as stack:
-            if job.task is None or job.is_lent:
-                # A task that the handler started has outlived the call, or another one waits too.
-                yield
-                return
-            for slot in (*job.counted.values(), *slots):
-                stack.enter_context(slot.lent())
-            job.is_lent = True
-            self._leave()
-            try:
-                yield
-            finally:
-                if job.is_lent:
-                    job.is_lent = False
-                    self.running += 1
-
-    def _leave(self) -> None:
-        """Pass a slot to the next call."""
-        self.running -= 1
-        while self._line and self.running < self._slots:
-            following, _ = self._line.popitem(last=False)
-            self._line_bytes -= following.size
-            if self._start(following):
-                self.running += 1
-            else:
-                self._forget(following)
-
-    def withdraw(self, job: Job) -> None:
-        """Remove a call that has ended while it waited."""
-        if job in self._line:
-            del self._line[job]
-            self._line_bytes -= job.size
-            self._forget(job)
-
-    def _forget(self, job: Job) -> None:
-        for slot in job.counted.values():
-            slot.release()
 
 
 _CHECK_CALLERS = 0.25

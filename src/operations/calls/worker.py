@@ -39,7 +39,7 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.execution import MAX_IDS, JobRunner, Recent
+from operations.calls.execution import JobRunner
 from operations.calls.jobs import (
     Job,
     Pace,
@@ -55,7 +55,7 @@ from operations.calls.services import SERVICES, digest_of, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats, usable
-from operations.pubsub.delivery import BoundedSet
+from operations.pubsub.delivery import MAX_IDS, BoundedSet, Recent
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationType

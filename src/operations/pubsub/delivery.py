@@ -1,4 +1,4 @@
-"""Deliver messages: within the size limit, once, with their age, and in batches that a worker can start."""
+"""Deliver messages once, with their age, in batches that a worker can start; store recent ids and last replies."""
 
 import asyncio
 import logging
@@ -237,3 +237,53 @@ class BoundedSet:
         """Remove `name`."""
         self._newer.discard(name)
         self._older.discard(name)
+
+
+MAX_IDS = 20_000
+MAX_BYTES = 8 * 1024 * 1024
+
+WEIGHT = 320
+"""The memory overhead of a cached reply in bytes: its id, its receiver and the table entries."""
+
+
+class Recent:
+    """Stores recent request ids, and the last replies of requests that have ended.
+
+    Args:
+        max_ids: The least number of stored ids.
+        max_bytes: The size limit of the cached replies. They are stored in two halves; when the newer half is full, the
+            older half is dropped.
+    """
+
+    def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
+        self._ids = BoundedSet(max_ids)
+        self._newer: dict[str, tuple[bytes, str]] = {}
+        self._older: dict[str, tuple[bytes, str]] = {}
+        self._half = self._left = max_bytes // 2
+        self.add = self._ids.add
+        """Store the id of a request; return False if it was already stored."""
+        self.forget = self._ids.discard
+        """Remove the id of a request that was rejected without running, so that it may be sent again."""
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def never_had(self, request_id: str, age: float) -> bool:
+        """Return whether the request has certainly not arrived in the last `age` seconds."""
+        return request_id not in self._ids and monotonic() - age > self._ids.complete_since
+
+    def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
+        """Cache the last reply of a call, unless it is larger than a quarter of the limit."""
+        weight = len(body) + len(reply_to) + WEIGHT
+        if weight > self._half // 2:
+            return
+        if weight > self._left:
+            self._older, self._newer = self._newer, {}
+            self._left = self._half
+        self._left -= weight
+        self._newer[request_id] = (body, reply_to)
+
+    def last_reply(self, request_id: str, reply_to: str) -> bytes | None:
+        """Return the cached last reply of an ended call if it was sent to this receiver; None if it is not cached."""
+        cached = self._newer.get(request_id) or self._older.get(request_id)
+        return cached[0] if cached is not None and cached[1] == reply_to else None
