@@ -51,9 +51,11 @@ USED = {
         "Client._process_msg",
         "Client._process_op_err",
         "Client._ps",
+        "Client._reconnection_task",
         "Client._send_ping",
         "Client._subs",
         "Client._transport",
+        "_io_writer",
     },
 }
 """The private names of other packages that each module uses: one module per package."""
