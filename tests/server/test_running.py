@@ -418,31 +418,31 @@ def test_times_that_are_not_positive_are_rejected(option: str, seconds: float) -
 
 
 async def test_small_responses_are_sent_without_delay() -> None:
-    async with running(create_app(OperationRegistry())) as url:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        try:
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            with _peer_of(writer.get_extra_info("sockname")) as accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        finally:
-            writer.close()
+    async with accepted_socket() as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.requirement("R35")
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other options")
 async def test_a_server_notices_lost_hosts_of_clients() -> None:
+    async with accepted_socket() as accepted:
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        option = partial(accepted.getsockopt, socket.IPPROTO_TCP)
+        packets, interval = option(socket.TCP_KEEPCNT), option(socket.TCP_KEEPINTVL)
+        assert option(socket.TCP_KEEPIDLE) + packets * interval <= 20
+        assert option(socket.TCP_USER_TIMEOUT) == 30_000
+
+
+@asynccontextmanager
+async def accepted_socket() -> AsyncGenerator[socket.socket]:
+    """Yield the server's socket of a connection that has served a request."""
     async with running(create_app(OperationRegistry())) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         try:
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             with _peer_of(writer.get_extra_info("sockname")) as accepted:
-                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-                option = partial(accepted.getsockopt, socket.IPPROTO_TCP)
-                packets, interval = option(socket.TCP_KEEPCNT), option(socket.TCP_KEEPINTVL)
-                assert option(socket.TCP_KEEPIDLE) + packets * interval <= 20
-                assert option(socket.TCP_USER_TIMEOUT) == 30_000
+                yield accepted
         finally:
             writer.close()
 
