@@ -14,6 +14,7 @@ from operations.server.console import ASSETS, CONTENT_SECURITY_POLICY
 STATIC = Path(__file__).resolve().parent.parent.parent / "src/operations/server/console/static"
 FILES = sorted(STATIC.iterdir())
 SCRIPTS = [file for file in FILES if file.suffix == ".js"]
+PRELOAD = re.compile(rb' *<link rel="modulepreload" href="~console/([^"]+)">\n')
 
 
 def client() -> TestClient:
@@ -29,6 +30,13 @@ def test_the_page_has_no_script_or_style_of_its_own() -> None:
     page = client().get("/").text
 
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", page) == []
+
+
+def test_the_page_preloads_every_module() -> None:
+    preloaded = {name.decode() for name in PRELOAD.findall(client().get("/").content)}
+
+    # theme.js is a classic script, which the page loads itself.
+    assert preloaded == {file.name for file in SCRIPTS} - {"theme.js"}
 
 
 # Every way from a string to markup, or to a script from elsewhere.
@@ -74,7 +82,7 @@ def test_every_file_is_served_with_its_type(file: Path) -> None:
     response = client().get(path)
 
     assert response.status_code == 200
-    assert response.content == file.read_bytes()
+    assert PRELOAD.sub(b"", response.content) == file.read_bytes()
     kinds = {
         ".js": "text/javascript",
         ".css": "text/css",

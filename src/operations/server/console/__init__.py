@@ -54,17 +54,29 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 _PAGE: Final = "index.html"
+_SCRIPT: Final = "theme.js"
+"""The only file of JavaScript that is not a module."""
 
 
 def console_routes() -> dict[str, Route]:
     """Return the page at `/` and its files, which every client may read."""
     found = {file.name: file.read_bytes() for file in files(__name__).joinpath("static").iterdir()}
+    modules = sorted(name for name in found if name.endswith(".js") and name != _SCRIPT)
+    found[_PAGE] = _preloading(found[_PAGE], modules)
     return {
         "/" if name == _PAGE else f"{ASSETS}/{name}": Route(
             methods=("GET",), endpoint=_Asset(name, content), is_probe=True
         )
         for name, content in found.items()
     }
+
+
+def _preloading(page: bytes, modules: list[str]) -> bytes:
+    """Return the page with links to all modules: a browser would find the imports of each only when it has read it."""
+    links = "".join(
+        f'    <link rel="modulepreload" href="{ASSETS[1:]}/{name}">\n' for name in modules
+    )
+    return page.replace(b"  </head>", links.encode() + b"  </head>")
 
 
 class _Asset:
