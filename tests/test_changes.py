@@ -110,10 +110,9 @@ async def test_mcp_clients_see_them_in_meta_and_our_importer_restores_them(era: 
     assert stream.meta is not None
     assert stream.meta["alkdev.operations/changes"]["changesCount"] == 8
 
-    here = OperationRegistry()
-    async with connect_mcp("far", MCPClientConfig(server=server, output="off")) as far:
-        here.register_all(far)
-        envelope = await here.execute("far.row__get", {})
+    config = MCPClientConfig(server=server, output="off", trust_annotations=True)
+    async with connect_mcp("far", config) as far:
+        envelope = await OperationRegistry(far).execute("row.get", {})
     assert kinds(envelope.meta.changes) == KINDS
 
 

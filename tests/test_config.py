@@ -16,6 +16,7 @@ from tests.conftest import PROJECT
 
 from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, file_class, keys_of
+from operations._mcp_config import MCPClientConfig, read_servers
 from operations.authority import ApprovalRule
 from operations.caller_tokens import TokenExchange
 from operations.cli.setup import starter
@@ -47,7 +48,7 @@ from operations.config.model import (
     entries_of,
 )
 from operations.front.config import MCPServerSettings, ServerConfig
-from operations.hub.sources import client_config, service_config
+from operations.hub.opening import client_config, service_config
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,
@@ -457,6 +458,13 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         '"type:id"',
     ),
     (
+        "an issuer without an address of the hub",
+        "[access]\nauthorization_servers = ['https://id']",
+        2,
+        "access.authorization_servers",
+        "needs serve.public_url",
+    ),
+    (
         "a JWT signed by nobody",
         JWT + "\nalgorithms = ['none']",
         5,
@@ -593,7 +601,7 @@ def test_faults_of_one_table_do_not_hide_those_of_others(folder: Path) -> None:
     ("make", "words"),
     [
         (lambda path: None, "there is no such file"),
-        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.mkdir(), "Is a directory"),
         (lambda path: path.write_bytes(b"a = '\xff'"), "is not UTF-8"),
     ],
 )
@@ -621,12 +629,12 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
         ('[mcp.h]\ncommand = "' + "x y " * 100 + '"', "operations.toml:2: mcp.h.command is one program"),
         ("[limits]\ntimeout = " + "9" * 400, "operations.toml:2: limits.timeout is out of range."),
         ('[openapi.a]\ndocument = "a"\ntimeout = ' + "9" * 400, ":3: openapi.a.timeout is out of range."),
-        ("[limits]\ntimeout = " + "9" * 5000, "not TOML: a number has too many digits."),
-        ("modules = " + "[" * 5000, "not TOML: it is nested too deeply."),
+        ('[trace]\nfile = "\\u0000"', "operations.toml:2: trace.file contains NUL."),
+        ('modules = [\n"a",\n"b\\u0000"]', "operations.toml:1: modules[1] contains NUL."),
+        ("[limits]\ntimeout = " + "9" * 5000, "not TOML: Exceeds the limit"),
+        ("modules = " + "[" * 5000, "operations.toml: this is not TOML: "),
         ("[authority]\nbroker = 2025-11-25", "operations.toml:2: authority.broker is not a broker"),
         ('[ledger]\nfile = "l.{pid}"\nkey = { env = "K" }\nhead = "h"', ":4: ledger.head must contain {pid}"),
-        ('modules = [\n"a",\n"b\\u0000"]', "operations.toml:1: modules[1] contains NUL."),
-        ('[mcp.h]\nurl = "http://a"\ntoken = { file = "\\u0000" }', ":3: mcp.h.token.file contains NUL."),
     ],
 )  # fmt: skip
 def test_values_that_no_setting_can_hold_are_reported(
@@ -657,7 +665,7 @@ def test_a_date_without_quotes_is_a_text(folder: Path) -> None:
     [
         ('{"mcpServers": // a\n /* b\n */ {"a": }\n}', "mcp.json: line 3 is not JSON"),
         ('{"mcpServers": {\n\n', "mcp.json: line 1 is not JSON: Input data was truncated"),
-        ('{"mcpServers": []}', "mcp.json: 'mcpServers' must be an object of servers by name"),
+        ('{"mcpServers": []}', "mcp.json: the server 'mcpServers' is not an object"),
         ("[" * 100_000, "mcp.json: the file is nested too deeply"),
         ('{"a": "\\ud800"}', "mcp.json: the file contains a lone surrogate"),
     ],
@@ -678,13 +686,6 @@ def test_an_mcp_json_is_a_config(folder: Path) -> None:
     assert file.folder == folder
 
 
-def test_a_secret_that_is_too_large_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"k" * (5 << 20))
-
-    with pytest.raises(ConfigError, match="is larger than 4 MiB"):
-        ConfigFile(path=tmp_path / "operations.toml").secret(Secret(file="key"))
-
-
 def test_a_secret_in_a_file_that_cannot_exist_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         ConfigFile(path=tmp_path / "operations.toml").secret(Secret(file="a\0b"))
@@ -700,6 +701,18 @@ def test_the_nearest_config_upwards_is_found(tmp_path: Path) -> None:
     assert find_config(inner, {"OPERATIONS_CONFIG": "x.toml"}) == Path("x.toml")
     (tmp_path / "operations.toml").unlink()
     assert find_config(inner, {}) == inner / "mcp.json"
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless file")
+def test_a_secret_and_a_config_are_read_up_to_a_limit() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ConfigFile().secret(Secret(file="/dev/zero"))
+    with pytest.raises(ConfigError, match="larger than 4 MiB"):
+        load_config(Path("/dev/zero"))
+    with pytest.raises(OSError, match="larger than 4 MiB"):
+        read_servers("/dev/zero")
+    with pytest.raises(ValueError, match="envFile"):
+        MCPClientConfig.from_entry({"command": "a", "envFile": "/dev/zero"})
 
 
 @pytest.mark.requirement("R16")
@@ -775,6 +788,7 @@ NOT_IN_THE_FILE = {
     "WorkerConfig.front": "an object",
     "WorkerConfig.resolve": "a function",
     "WorkerConfig.address": "of each connection",
+    "WorkerConfig.limits": "the table [limits]",
     "Identity.id": "the name of the table",
     "Identity.acting": "of a token",
     "Identity.grant": "of a token",
@@ -1122,3 +1136,17 @@ def test_a_program_with_a_space_in_its_path_is_beside_the_file(tmp_path: Path) -
     path.write_text('[mcp.a]\ncommand = "./my tool"\n')
 
     assert load_config(path).config.mcp["a"].options == {"command": "./my tool"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"auth": {}}, "auth.type is missing."),
+        ({"auth": {"type": "bearer"}}, "auth: bearer needs a token"),
+        ({"credentials": {"key": {}}}, "credentials.key needs exactly one of: token; "),
+        ({"tiemout": 5}, "config: there is no field 'tiemout'."),
+    ],
+)
+def test_an_error_in_a_mapping_names_its_key(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        HTTPServiceConfig.from_entry({"namespace": "shop", **entry})

@@ -1292,6 +1292,26 @@ async def test_a_cancelled_call_is_observed_as_aborted() -> None:
     assert events[-1].code == ErrorCode.ABORTED
 
 
+@pytest.mark.requirement("R31")
+@pytest.mark.parametrize("report", ["progress", "log"])
+async def test_a_handler_that_only_reports_notices_its_cancellation(report: str) -> None:
+    async def ignore(*_: Any) -> None:
+        pass
+
+    async def handler(_input: Any, context: OperationContext) -> str:
+        for number in range(1_000_000):
+            if report == "progress":
+                await context.progress(number)
+            else:
+                await context.log("info", number)
+        return "never cancelled"
+
+    channel = CallerChannel(progress=ignore, log=ignore)
+    context = msgspec.structs.replace(soon(), channel=channel)
+
+    assert (await failing(single(handler), None, context)).code == ErrorCode.TIMEOUT
+
+
 async def test_an_entry_point_offers_its_channels(caplog: pytest.LogCaptureFixture) -> None:
     carried: list[Any] = []
 

@@ -1,6 +1,7 @@
 """How many files of the package a call runs through: a reader follows the same path."""
 
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import FrameType
@@ -20,10 +21,6 @@ from operations.pubsub.redis import connect_redis
 from operations.server import create_app
 
 PACKAGE = str(Path(operations.__file__).parent) + "/"
-
-
-HEARTBEATS = {"calls/jobs.py", "calls/failure_detector.py"}
-"""The files that run periodically, beside calls."""
 
 
 def adding() -> OperationRegistry:
@@ -191,7 +188,7 @@ async def test_a_call_of_an_mcp_tool_runs_through_twenty_one_files() -> None:
 
 
 async def test_a_call_over_redis_runs_through_fourteen_files() -> None:
-    """Count the files of the caller and the worker, in every call during which no heartbeat is sent."""
+    """Count the files of the caller and the worker in most calls: during some, a heartbeat is sent."""
     with running(RedisServer()) as server:
         async with (
             connect_redis(server.url) as near,
@@ -200,8 +197,9 @@ async def test_a_call_over_redis_runs_through_fourteen_files() -> None:
             PendingRequestMap(near) as calls,
         ):
             paths = [
-                await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2})) for _ in range(20)
+                frozenset(await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2})))
+                for _ in range(20)
             ]
 
-    longest = max((path for path in paths if path.isdisjoint(HEARTBEATS)), key=len)
-    assert len(longest) <= 14, sorted(longest)
+    [(usual, _)] = Counter(paths).most_common(1)
+    assert len(usual) <= 14, sorted(usual)

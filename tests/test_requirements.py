@@ -94,9 +94,11 @@ def test_the_security_policy_points_to_the_threat_model() -> None:
 
 
 FLOORS = {
+    "aiohttp": "3.13.4",
     "mcp": "2.2",
     "starlette": "1.0.1",
     "python-multipart": "0.0.27",
+    "pyjwt": "2.12",
     "redis": "4.5.4",
     "urllib3": "2.7",
 }

@@ -382,18 +382,6 @@ async def test_select_keeps_the_values_of_all_pointers() -> None:
     }
 
 
-def test_a_cache_that_matches_no_query_is_reported() -> None:
-    registry = OperationRegistry()
-    registry.operation("shop.read", type="query")(lambda: None)
-    registry.operation("shop.write", type="mutation")(lambda: None)
-    cached = ToolConfig(cache=60)
-    patterns = ("shop.*", "shop.write", "shop.read", "none.*")
-
-    tools = configure_tools(registry, dict.fromkeys(patterns, cached))
-
-    assert (tools.uncached, tools.unmatched) == ({"shop.write"}, {"none.*"})
-
-
 async def test_a_result_that_cannot_be_cached_is_returned_anyway() -> None:
     registry = OperationRegistry()
     configure_tools(registry, {"shop.*": ToolConfig(cache=60)})

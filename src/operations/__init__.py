@@ -41,7 +41,7 @@ from operations.errors import (
 )
 from operations.functions import operation
 from operations.observe import CallEvent, Observer
-from operations.protocol import CALL_EVENT_SCHEMAS
+from operations.protocol import CALL_EVENT_SCHEMAS, OPERATION_SPEC_SCHEMA
 from operations.registry import OperationRegistry, build_env, subscribe
 from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
@@ -57,7 +57,6 @@ from operations.schema import (
     validate_or_raise,
 )
 from operations.specs import (
-    OPERATION_SPEC_SCHEMA,
     ErrorDefinition,
     Operation,
     OperationHandler,

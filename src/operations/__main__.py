@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from operations._signals import receives_signals
+from operations._tasks import receives_signals
 from operations.errors import MissingExtraError
 
 try:

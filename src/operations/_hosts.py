@@ -215,9 +215,6 @@ class TrustedHosts:
 
 # ------------------------------------------------------------ requests to us
 
-UNIX: Final = "unix:"
-"""Precedes the path of a Unix socket in an address, as in the configuration of nginx."""
-
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 _FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})

@@ -329,8 +329,6 @@ def _spell(value: Any) -> Any:
     cls: Any = value.__class__
     if hasattr(cls, "__pydantic_serializer__"):
         return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
-    if hasattr(cls, "model_dump"):
-        return value.model_dump(mode="json", by_alias=True)
     if dataclasses.is_dataclass(cls):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(cls)}
     if hasattr(cls, "__attrs_attrs__"):

@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from operations._decoding import decode_json
-from operations._folders import expanded, home_folder, is_path
+from operations._files import expanded, home_folder, is_path, read_small
 from operations._json import (
     MAX_REQUEST_VALUES,
     MAX_RESPONSE_VALUES,
     JSONValueError,
+    is_object,
     list_of,
+    object_of,
     with_texts,
 )
 from operations._proxies import ConnectionConfig
@@ -215,7 +217,7 @@ class MCPClientConfig(ConnectionConfig):
     """The lowest level of log messages to request from the server."""
 
     secrets: Collection[str] = field(default=(), repr=False)
-    """Texts to redact in reports, in addition to the values of `env` and `headers`."""
+    """Texts to redact in reports, in addition to the values of `env` and `headers` that look like secrets."""
 
     max_message_bytes: Count = 16 * 1024 * 1024
     """The largest message accepted from the server, in bytes."""
@@ -479,7 +481,7 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
     folder = None
     if not isinstance(source, Mapping):
         folder = Path(source).absolute().parent
-        document = decode_commented(Path(source).read_bytes())
+        document = decode_commented(read_small(Path(source)))
     for path in (("mcpServers",), ("mcp", "servers"), ("mcp", "mcpServers"), ("servers",)):
         inner: Any = document
         for key in path:
@@ -504,6 +506,14 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
                 if isinstance(env_file, str) and not env_file.startswith("${"):
                     servers[name]["envFile"] = str(folder / expanded(env_file))
     return servers
+
+
+def _enforce_wrapping(document: Any) -> None:
+    """Reject a document whose key for its servers is misspelled."""
+    for key, entry in object_of(document).items():
+        near, inner = suggestion(key, ("mcpServers", "servers")), object_of(entry).values()
+        if near and inner and all(map(is_object, inner)):
+            raise ValueError(f"{key!a} is not a known key.{near}")
 
 
 _COMMENTS = re.compile(rb'("(?:[^"\\]|\\.)*")|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
@@ -555,7 +565,7 @@ def _read_env(path: Any) -> dict[str, str]:
         ValueError: If the file cannot be read or a line has another form.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        lines = read_small(Path(path)).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError, TypeError):
         raise ValueError(f"envFile names no file that can be read: {path}") from None
     found: dict[str, str] = {}
@@ -574,14 +584,3 @@ _ENV_LINE = re.compile(
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<value>[^"'#\s](?:[^#]|(?<!\s)#)*?|))\s*(?:\s#.*)?"""
 )
 """A line of an env file. Values are literal: references in them are not resolved."""
-
-
-def _enforce_wrapping(document: Any) -> None:
-    """Reject a document whose key for its servers is misspelled, or has no object."""
-    for key, entry in cast("JSONObject", document).items() if isinstance(document, Mapping) else ():
-        if key in ("mcpServers", "servers"):
-            raise ValueError(f"{key!r} must be an object of servers by name")
-        inner = list(cast("JSONObject", entry).values()) if isinstance(entry, Mapping) else []
-        near = suggestion(key, ("mcpServers", "servers"))
-        if near and inner and all(isinstance(each, Mapping) for each in inner):
-            raise ValueError(f"{key!a} is not a known key.{near}")

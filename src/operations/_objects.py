@@ -21,7 +21,7 @@ _MAX_CLASSES = 10_000
 _exact: dict[type, bool] = {}
 
 
-def holds_objects(value: Any) -> bool:
+def _holds_objects(value: Any) -> bool:
     """Return whether `value` is an object, or a list of objects, that can be converted in C."""
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is list:
@@ -33,16 +33,17 @@ def holds_objects(value: Any) -> bool:
 
 def without_objects(value: Any) -> Any:
     """Return an object, or a list of objects, as builtins if possible, and any other value unchanged."""
-    if not holds_objects(value):
+    if not _holds_objects(value):
         return value
     try:
-        return msgspec.to_builtins(value, enc_hook=lift)
+        dumped = _dumped_models(value)
+        return msgspec.to_builtins(value, enc_hook=lift) if dumped is None else dumped
     except (TypeError, ValueError, RecursionError):
         # `to_json` raises an error with the reason.
         return value
 
 
-def dumped_models(value: Any) -> Any:
+def _dumped_models(value: Any) -> Any:
     """Return a pydantic model, or a list of instances of one, as fresh JSON; None for other values."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     cls: Any = type(cast("list[Any]", value)[0]) if kind is list else kind  # pyright: ignore[reportUnknownVariableType]
@@ -50,7 +51,8 @@ def dumped_models(value: Any) -> Any:
         return None
     if kind is not list:
         return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
-    if len(set(map(type, value))) > 1:
+    # A type of pydantic that is not a model, such as a secret, has a serializer only.
+    if len(set(map(type, value))) > 1 or not hasattr(cls, "__pydantic_core_schema__"):
         return None
     return _list_serializer(cls).to_python(value, mode="json", by_alias=True)
 
@@ -65,11 +67,6 @@ def _list_serializer(cls: Any) -> Any:
     else:
         schema = {"type": "list", "items_schema": schema}
     return type(cls.__pydantic_serializer__)(schema)
-
-
-pack_objects = msgspec.msgpack.Encoder(enc_hook=lift).encode
-"""Encode a value accepted by `holds_objects` as MessagePack, which keeps bytes and aware datetimes distinct from
-text."""
 
 
 def _is_exact(cls: type) -> bool:

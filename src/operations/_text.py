@@ -8,7 +8,7 @@ Rule 2: no two ids have the same name. A name that contains `__` is an id with `
 import json
 import re
 import unicodedata
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from difflib import get_close_matches
 from hashlib import sha256
 from heapq import nlargest
@@ -59,10 +59,12 @@ def _pairs(name: str) -> set[tuple[str, str]]:
     return set(pairwise(f" {name.lower()}"))
 
 
-def numbered_name(wanted: str, taken: Container[str], separator: str = "_") -> str:
-    """Return `wanted`, with the first free number appended if it is taken."""
+def numbered_name(
+    wanted: str, taken: Container[str], separator: str = "_", form: Callable[[str], str] = str
+) -> str:
+    """Return `wanted`, with the first free number appended if it is taken; `taken` has names in the given form."""
     name, number = wanted, 2
-    while name in taken:
+    while form(name) in taken:
         name, number = f"{wanted}{separator}{number}", number + 1
     return name
 
@@ -88,6 +90,15 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
 
 
+def visible(text: str) -> str:
+    """Return `text` with control characters and invisible characters escaped, for a terminal or a log."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        part if part.isprintable() or part in "\n\t" else ascii(part)[1:-1] for part in text
+    )
+
+
 def hides_something(text: str) -> bool:
     """Return whether `text` contains control, formatting (bidirectional, zero-width) or unassigned characters."""
     line = text.replace("\n", "").replace("\r", "").replace("\t", "")
@@ -98,6 +109,8 @@ def hides_something(text: str) -> bool:
 
 def visible_json(text: str) -> str:
     """Return JSON text with invisible characters escaped; it has the same value."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 

@@ -12,7 +12,6 @@ Rule 4: a grant is a chain of blocks, and allows a call only if every block allo
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from copy import copy
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from math import inf
@@ -21,15 +20,14 @@ from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.json import decode, encode
 from msgspec.structs import force_setattr, replace
 
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import from_schema
-from operations.schema.casting import omits, with_defaults
-from operations.types import TABLE, JSONObject, Seconds
+from operations.schema.casting import with_defaults
+from operations.types import JSONObject
 
 # ------------------------------------------------------------ grants
 
@@ -121,6 +119,9 @@ class GrantOrigin(TokenPart, frozen=True, kw_only=True):
 
     approve: tuple[Pattern, ...] = ()
     budgets: tuple[Budget, ...] = ()
+
+    prefix: str = ""
+    """The prefix of the receiver's ids at the hub, where `approve` and `budgets` name operations by their ids."""
 
     authority: str | None = None
     """The operation of the hub on whose authority the call runs; None if it runs as the caller."""
@@ -280,13 +281,15 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def _find(self, operation_id: str) -> Rules:
-        def matches(pattern: str) -> bool:
-            return pattern_test((pattern,))(operation_id)
+        def matches(pattern: str, *more: str) -> bool:
+            return any(map(pattern_test((pattern,)), (operation_id, *more)))
 
         origin, approve, budgets = self.origin, self.approve, self.budgets
         if origin is not None and origin.operation == operation_id:
             # The hub that forwarded the call has already approved and counted it.
             approve, budgets = approve[len(origin.approve) :], budgets[len(origin.budgets) :]
+        # Limits also name it as the hub does, which may have imported it into a namespace.
+        there = () if origin is None else (origin.prefix + operation_id,)
         prefix = APPROVALS if operation_id.startswith(APPROVALS) else ""
         return Rules(
             all(
@@ -294,8 +297,8 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
                 for block in self.blocks
             ),
             tuple(check for pattern, check in self.schemas if matches(pattern)),
-            tuple((counter, most) for counter, pattern, most in budgets if matches(pattern)),
-            any(map(matches, approve)),
+            tuple((counter, most) for counter, each, most in budgets if matches(each, *there)),
+            any(matches(each, *there) for each in approve),
         )
 
 
@@ -309,8 +312,6 @@ def _input_check(schema: JSONObject | bool) -> InputCheck:
     def check(value: Any, complete: Complete) -> bool:
         if not accepts(value):
             return False
-        if not omits(value, schema, schema):
-            return True
         # The handler uses the default of a parameter or property that the caller omits.
         filled = complete(value)
         return filled is value or accepts(with_defaults(value, filled, schema, schema))
@@ -353,16 +354,16 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
     @property
     def key(self) -> str:
         """A key from id and grant, which distinguishes two agents of one person from each other and from the person."""
-        if self.grant is None and not self.acting:
-            return self.id
         acting, keys = self.presented
-        return "\n".join((self.id, *acting, *keys))
+        # Escaped, so that no id is the key of another caller.
+        names = (each.replace("\\", "\\\\").replace("\n", "\\n") for each in (self.id, *acting))
+        return "\n".join((*names, *keys))
 
     @property
     def limit_key(self) -> str:
         """A key for limits, which all grants derived from one grant share, because its holder can narrow it at will."""
         keys = self.presented[1]
-        return f"{self.id}\n{keys[0]}" if keys else self.key
+        return "\n".join((self.key.partition("\n")[0], keys[0])) if keys else self.key
 
     @property
     def presented(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -440,47 +441,7 @@ class AccessControl(
     @property
     def is_open(self) -> bool:
         """Whether there are no requirements."""
-        return (
-            not self.required_scopes
-            and self.required_scopes_any is None
-            and self.resource_type is None
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRule:
-    """Defines the calls of an operation that a person must approve, and the scope to approve them."""
-
-    when: Annotated[Mapping[str, Any], TABLE] | None = None
-    """A JSON Schema: only calls whose input satisfies it need approval; by default all calls."""
-
-    scope: str = "approvals:answer"
-    """The scope required to answer."""
-
-    hold: Annotated[float, Meta(ge=0)] = 0
-    """Seconds that a call waits for the answer before it ends with `APPROVAL_REQUIRED`."""
-
-    seconds: Seconds = 3600
-    """Seconds after which a request for approval, or an unused approval, expires."""
-
-    ask_caller: bool = False
-    """Ask the caller itself to confirm the call, if the entry point can (MCP elicitation, terminal). This is a
-    confirmation, not an approval by another person."""
-
-    def applies(self, value: Any, complete: Complete) -> bool:
-        """Return whether a call with this input needs approval; True if the check fails."""
-        if self.when is None:
-            return True
-        try:
-            applies = _compiled(encode(self.when))
-            return bool(applies(value) or applies(complete(value)))
-        except Exception:  # noqa: BLE001 - fail closed
-            return True
-
-
-@lru_cache(maxsize=256)
-def _compiled(schema: bytes) -> Any:
-    return from_schema(decode(schema)).compile().accepts
+        return not self.required_scopes and self.required_scopes_any is self.resource_type is None
 
 
 OPEN = AccessControl()
@@ -521,7 +482,7 @@ def check_access(
             return False
         is_permitted = access_control.is_open or permission(access_control)(identity)
         return is_permitted or has_delegated_authority(access_control, identity, operation_id)
-    except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
+    except Exception:  # noqa: BLE001 - an identity that cannot be checked is rejected
         return False
 
 
@@ -543,7 +504,7 @@ def permission(access_control: AccessControl) -> Callable[[Identity | None], boo
                     and (access_control.resource_type is None or _may_act(access_control, identity))
                 )
             )
-        except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
+        except Exception:  # noqa: BLE001 - an identity that cannot be checked is rejected
             return False
 
     return permits
@@ -577,7 +538,7 @@ def resource_permission(
             held = identity.resources or {}
             keys = (f"{kind}:{named}", f"{kind}:*")
             return any(action in held[key] for key in keys if key in held)
-        except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
+        except Exception:  # noqa: BLE001 - an identity that cannot be checked is rejected
             return False
 
     return permits

@@ -29,6 +29,9 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """The time at which the entry point itself ends the call, in milliseconds since the epoch."""
 
+    ends_at: float | None = None
+    """The same time by `time.monotonic`: the wall clock may be set while the call runs."""
+
     queued: float | None = None
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
 

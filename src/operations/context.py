@@ -19,13 +19,15 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from math import inf
+from time import monotonic, time
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
 import msgspec
 
 from operations._resilience import TimeLimit
-from operations._text import enforce_lists
+from operations._text import enforce_lists, printable
 from operations.access import AccessControl, Identity, check_access
 from operations.channel import CLOSED, NOTHING, CallerChannel
 from operations.envelopes import ResponseEnvelope
@@ -204,8 +206,20 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """Whether there is a deadline that the entry point does not enforce."""
         if self.limit is not None and self.limit.is_kept:
             return False
-        deadline, kept = self.deadline, self.channel.deadline
-        return deadline is not None and (kept is None or deadline < kept)
+        # Not compared by size, because the clock may have been set since the entry point read it.
+        return self.deadline is not None and self.deadline != self.channel.deadline
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; infinite without one. Setting the clock during a served call has no effect."""
+        if self.limit is not None:
+            return self.limit.remaining
+        deadline, channel = self.deadline, self.channel
+        if deadline is None:
+            return inf
+        if channel.ends_at is not None and deadline == channel.deadline:
+            return channel.ends_at - monotonic()
+        return deadline / 1000 - time()
 
     @property
     def authority_id(self) -> str | None:
@@ -277,13 +291,18 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             self.limit.restart()
         if self.channel.progress is not None:
             await self.channel.progress(progress, total, message)
+        # A handler that only reports would otherwise block the event loop, and never notice its cancellation.
+        await asyncio.sleep(0)
 
     async def log(self, level: str, data: Any, logger_name: str | None = None) -> None:
         """Send a log message to the caller, or to the `operations` logger if the channel does not support this."""
         if self.channel.log is not None:
             await self.channel.log(level, data, logger_name)
         else:
-            logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self.request_id, data)
+            logger.log(
+                _LEVELS.get(level, logging.INFO), "%s: %s", self.request_id, printable(str(data))
+            )
+        await asyncio.sleep(0)
 
     async def elicit(self, message: str, schema: JSONObject) -> JSONObject:
         """Ask the person behind the call for values that match `schema`.

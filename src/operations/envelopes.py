@@ -45,6 +45,9 @@ RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
 MAX_CHANGES = 20
 """Entries in `meta.changes`."""
 
+ERROR_KEY = "alkdev.operations/error"
+"""The key in the `_meta` of an MCP result for the error of a trusted registry, whose code may be one of ours."""
+
 Changes: TypeAlias = Annotated[tuple[Change, ...], msgspec.Meta(max_length=MAX_CHANGES)]
 ChangesCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -212,8 +215,8 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
         """Return this envelope, unless it holds the error result of an MCP tool.
 
         Raises:
-            CallError: With the tool's own code if its structured content has one, else
-                `EXECUTION_ERROR`; `details` has the tool's content.
+            CallError: With the tool's own code if its structured content has one, else `EXECUTION_ERROR`; `details`
+                has the tool's content. Only tools of a trusted registry can use the codes of this library.
         """
         if isinstance(self.meta, MCPResponseMeta) and self.meta.is_error:
             _raise_tool_error(self.meta)
@@ -284,7 +287,10 @@ def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
     structured = object_of(meta.structured_content)
     text = "\n".join(block.text for block in meta.content if isinstance(block, TextContent))
     if all(isinstance(structured.get(name), str) for name in ("code", "message")):
-        raise CallError.from_wire(structured)
+        is_trusted = object_of(meta.meta).get(ERROR_KEY) == structured
+        if is_trusted or structured["code"] not in ErrorCode.__members__:
+            raise CallError.from_wire(structured)
+        text = structured["message"]
     details: JSONObject = {"content": msgspec.to_builtins(meta.content)}
     if meta.structured_content is not None:
         details["structuredContent"] = meta.structured_content
@@ -500,7 +506,7 @@ _MAX_UNKNOWN_FIELDS = 64
 def _with_unknown_fields(known: msgspec.Struct, fields: Mapping[str, Any]) -> msgspec.Struct:
     """Return `known`, or an instance of a subclass with the additional fields of `fields`."""
     kind = type(known)
-    unknown = fields.keys() - _wire_names(kind)
+    unknown = fields.keys() - {*kind.__struct_encode_fields__, "type"}
     parts: dict[str, Any] = {}
     for name in ("annotations", "resource"):
         part = getattr(known, name, None)
@@ -516,11 +522,6 @@ def _with_unknown_fields(known: msgspec.Struct, fields: Mapping[str, Any]) -> ms
     extras = {f"unknown_{index}": fields[name] for index, name in enumerate(names)}
     values = {name: getattr(known, name) for name in kind.__struct_fields__}
     return _extended(kind, names)(**{**values, **parts, **extras})
-
-
-@lru_cache(64)
-def _wire_names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset((*kind.__struct_encode_fields__, "type"))
 
 
 @lru_cache(256)

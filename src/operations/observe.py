@@ -9,19 +9,17 @@ Rule 2: events contain no arguments and no results. For changes to a result they
 
 import logging
 import math
-import os
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from os.path import samestat
 from pathlib import Path
 from time import time_ns
-from typing import IO, Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
+from operations._files import LineFile
 from operations._resilience import LogThrottle
 from operations._text import counted
 from operations.types import JSONObject
@@ -207,8 +205,8 @@ class CallGraph:
         path: A file to which every call that ends is added, one JSON object per line. After log rotation has moved or
             removed it, a new file begins.
         limit: How many calls are kept; the oldest are dropped first.
-        max_bytes: A larger file is renamed to `old_graph(path)`, and a new one begins. Other processes that write to
-            it notice.
+        max_bytes: A larger file is renamed to `previous_file(path)`, and a new one begins. Other processes that write
+            to it notice.
     """
 
     def __init__(
@@ -220,12 +218,7 @@ class CallGraph:
     ) -> None:
         self._records: OrderedDict[str, CallRecord] = OrderedDict()
         self._limit = limit
-        self._max_bytes = max_bytes
-        self._failures = LogThrottle()
-        # Closed by `close`: the graph outlives every block it could be opened in.
-        self._file = None if path is None else _appending(path)
-        self._is_cut = False
-        """Whether the last line was not written completely, because the disk is full."""
+        self._file = None if path is None else LineFile(path, "calls", max_bytes=max_bytes)
 
     def __call__(self, event: CallEvent) -> None:
         """Record an event of a call."""
@@ -258,29 +251,7 @@ class CallGraph:
             record.outcome = event.code or _SUCCESS
             add_counts(record.changes, event.changes or {})
             if self._file is not None:
-                try:
-                    self._write(self._file, record)
-                except OSError as error:
-                    # Calls go on if the disk is full.
-                    level, path = self._failures.level(), self._file.name
-                    logger.log(level, "calls cannot be recorded in %s: %s", path, error.strerror)
-
-    def _write(self, file: IO[bytes], record: CallRecord) -> None:
-        path = Path(file.name)
-        if not _is_at(path, file):
-            # Another process or log rotation has moved it.
-            file = self._reopen(file)
-        line = b"\n" * self._is_cut + msgspec.json.encode(record) + b"\n"
-        self._is_cut = file.write(line) < len(line)
-        if file.tell() > self._max_bytes and _is_at(path, file):
-            with suppress(FileNotFoundError):
-                path.replace(old_graph(path))
-            self._reopen(file)
-
-    def _reopen(self, file: IO[bytes]) -> IO[bytes]:
-        self._file, self._is_cut = _appending(file.name), False
-        file.close()
-        return self._file
+                self._file.write(msgspec.json.encode(record))
 
     def __iter__(self) -> Iterator[CallRecord]:
         return iter(tuple(self._records.values()))
@@ -310,24 +281,6 @@ class CallGraph:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _appending(path: str | Path) -> IO[bytes]:
-    # Only its owner may read who called what.
-    return open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))
-
-
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Return whether a path still names an open file."""
-    try:
-        return samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def old_graph(path: Path) -> Path:
-    """Return the file with the calls before those of `path`."""
-    return path.with_name(path.name + ".old")
 
 
 def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:

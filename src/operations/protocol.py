@@ -1,4 +1,4 @@
-"""The JSON Schemas of the five events, for implementations in other languages."""
+"""The JSON Schemas of operation specs and of the five events, for implementations in other languages."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,6 +7,7 @@ from types import MappingProxyType
 from operations._json import object_of
 from operations.envelopes import RESPONSE_ENVELOPE_SCHEMA
 from operations.schema import Schema
+from operations.specs import NAME, NAMESPACE, OperationType
 from operations.types import JSONObject, JSONSchema
 
 
@@ -35,7 +36,7 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
             "credential": _TEXT,
             "metadata": {"type": "object"},
             "replyTo": _TEXT,
-            "credit": _COUNT,
+            "credit": {"type": "integer", "minimum": 1},
             "attempt": _COUNT,
             "resends": _COUNT,
             "requiredVersion": _COUNT,
@@ -77,3 +78,47 @@ CALL_EVENT_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
     {kind: Schema(partial(_event, kind)) for kind in _PAYLOADS}
 )
 """The schema of each of the five events on the wire, by type."""
+
+_SCHEMA: JSONObject = {"type": ["object", "boolean"]}
+_ERROR = _object(
+    {"code": _TEXT, "description": _TEXT, "schema": _SCHEMA}, {"httpStatus": {"type": "integer"}}
+)
+_ACCESS: JSONObject = {
+    **_object(
+        {"requiredScopes": _TEXTS},
+        {
+            "requiredScopesAny": _TEXTS,
+            "resourceType": _TEXT,
+            "resourceAction": _TEXT,
+            "resourceInput": {"type": "string", "pattern": "^/"},
+        },
+    ),
+    "dependentRequired": {
+        "resourceInput": ["resourceType"],
+        "resourceType": ["resourceAction"],
+        "resourceAction": ["resourceType"],
+    },
+}
+
+OPERATION_SPEC_SCHEMA = Schema(
+    _object(
+        {
+            "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+            "namespace": {"type": "string", "pattern": f"^{NAMESPACE.pattern}$"},
+            "version": _TEXT,
+            "type": {"enum": [kind.value for kind in OperationType]},
+            "description": _TEXT,
+            "inputSchema": _SCHEMA,
+            "outputSchema": _SCHEMA,
+            "accessControl": _ACCESS,
+        },
+        {
+            "title": _TEXT,
+            "tags": _TEXTS,
+            "errorSchemas": {"type": "array", "items": _ERROR},
+            "idempotent": _FLAG,
+            "_meta": {"type": "object"},
+        },
+    )
+)
+"""The schema of a spec on the wire."""

@@ -415,8 +415,7 @@ def _within(seconds: float, context: OperationContext | None) -> OperationContex
     if context.limit is not None:
         limit = TimeLimit(None, deadline=deadline, outer=context.limit)
         return with_fields(context, deadline=limit.deadline, limit=limit)
-    earliest = deadline if context.deadline is None else min(deadline, context.deadline)
-    return with_fields(context, deadline=earliest)
+    return context if context.remaining <= seconds else with_fields(context, deadline=deadline)
 
 
 def subscribe(

@@ -12,7 +12,7 @@ Rule 3: pages are stored for some minutes, only for the caller of the operation,
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from time import monotonic
@@ -251,8 +251,7 @@ class _Splitter:
         if isinstance(value, str):
             yield from self._split_text(value, path)
             return
-        items: Any = value.items() if is_object(value) else enumerate(list_of(value))
-        for key, item in items:
+        for key, item in _items_of(value):
             if self._page is None:
                 part = self._begin(path, value)
             label = len(_encode(key)) + 2 if is_object(value) else 2
@@ -288,6 +287,10 @@ class _Splitter:
             start += len(piece)
 
 
+def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if is_object(value) else enumerate(list_of(value))
+
+
 def _add(container: Any, key: Any, value: Any) -> None:
     if is_list(container):
         container.append(value)
@@ -307,16 +310,11 @@ def size_of(value: Any, limit: int) -> int:
     """Return the size of a value as JSON in bytes; any number above `limit` if it is larger."""
     if isinstance(value, str):
         return len(_encode(value)) if len(value) <= limit else limit + 1
-    size = 2
-    if is_object(value):
-        for name, item in value.items():
-            size += len(_encode(name)) + 2 + size_of(item, limit - size)
-            if size > limit:
-                break
-        return size
-    if is_list(value):
-        for item in value:
-            size += 1 + size_of(item, limit - size)
+    if is_object(value) or is_list(value):
+        size = 2
+        for key, item in _items_of(value):
+            label = len(_encode(key)) + 2 if is_object(value) else 1
+            size += label + size_of(item, limit - size)
             if size > limit:
                 break
         return size

@@ -13,12 +13,15 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
+    Mapping,
     Sequence,
 )
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import (
+    Annotated,
     Any,
     Literal,
     Protocol,
@@ -29,6 +32,7 @@ from typing import (
 )
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from operations._decoding import decode_json
@@ -41,12 +45,12 @@ from operations._json import (
     object_of,
     to_json,
 )
-from operations._text import enforce_lists, suggestion
-from operations.access import OPEN, AccessControl, ApprovalRule
+from operations._text import enforce_lists, printable, suggestion
+from operations.access import OPEN, AccessControl, Complete
 from operations.context import OperationContext
 from operations.errors import SchemaError
 from operations.schema import Schema, Signature, from_schema, schema_for
-from operations.types import JSONObject, JSONSchema
+from operations.types import TABLE, JSONObject, JSONSchema, Seconds
 
 _logger = logging.getLogger("operations")
 
@@ -85,8 +89,8 @@ def enforce_policy(output: OutputPolicy | None) -> None:
 UNKNOWN = Schema({})
 """Accepts every value."""
 
-_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
 class OperationType(StrEnum):
@@ -166,11 +170,11 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Data of the adapter, such as the origin; not part of the contract. `_meta` on the wire."""
 
     def __post_init__(self) -> None:
-        if not _NAMESPACE.fullmatch(self.namespace):
+        if not NAMESPACE.fullmatch(self.namespace):
             raise ValueError(
                 f"{self.namespace!r} is not a namespace: use 1 to 128 letters, digits, '_' and '-'"
             )
-        if not _NAME.fullmatch(self.name):
+        if not NAME.fullmatch(self.name):
             raise ValueError(
                 f"{self.name!r} is not a name: use 1 to 256 letters, digits, '_', '-' and '.'"
             )
@@ -312,7 +316,9 @@ def is_describable(spec: OperationSpec) -> bool:
 @lru_cache(maxsize=10_000)
 def _log_unusable(operation_id: str, reason: str) -> None:
     """Log an operation that is not listed, once."""
-    _logger.warning("%s is not listed, because a schema cannot be used: %s", operation_id, reason)
+    _logger.warning(
+        "%s is not listed, because a schema cannot be used: %s", operation_id, printable(reason)
+    )
 
 
 def _own_schema(value: object) -> JSONSchema | None:
@@ -342,59 +348,6 @@ def _coerce(struct: msgspec.Struct, field: str) -> None:
         else schema_for(value)
     )
     force_setattr(struct, field, schema)
-
-
-OPERATION_SPEC_SCHEMA = Schema(
-    lambda: {
-        "type": "object",
-        "required": [
-            "name", "namespace", "version", "type", "description", "inputSchema", "outputSchema", "accessControl",
-        ],
-        "properties": {
-            "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
-            "namespace": {"type": "string", "pattern": f"^{_NAMESPACE.pattern}$"},
-            "version": {"type": "string"},
-            "type": {"enum": [kind.value for kind in OperationType]},
-            "title": {"type": "string"},
-            "description": {"type": "string"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "inputSchema": {"type": ["object", "boolean"]},
-            "outputSchema": {"type": ["object", "boolean"]},
-            "errorSchemas": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": ["code", "description", "schema"],
-                    "properties": {
-                        "code": {"type": "string"},
-                        "description": {"type": "string"},
-                        "schema": {"type": ["object", "boolean"]},
-                        "httpStatus": {"type": "integer"},
-                    },
-                },
-            },
-            "accessControl": {
-                "type": "object",
-                "required": ["requiredScopes"],
-                "properties": {
-                    "requiredScopes": {"type": "array", "items": {"type": "string"}},
-                    "requiredScopesAny": {"type": "array", "items": {"type": "string"}},
-                    "resourceType": {"type": "string"},
-                    "resourceAction": {"type": "string"},
-                    "resourceInput": {"type": "string", "pattern": "^/"},
-                },
-                "dependentRequired": {
-                    "resourceInput": ["resourceType"],
-                    "resourceType": ["resourceAction"],
-                    "resourceAction": ["resourceType"],
-                },
-            },
-            "idempotent": {"type": "boolean"},
-            "_meta": {"type": "object"},
-        },
-    }
-)  # fmt: skip
-"""The schema of a spec on the wire."""
 
 
 class Held(Protocol):
@@ -431,6 +384,42 @@ class FileArguments(Protocol):
     def hold(self, value: Any) -> Held | None:
         """Replace the files in an input, so that the rest can be validated; return None if it has no files."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalRule:
+    """Defines the calls of an operation that a person must approve, and the scope to approve them."""
+
+    when: Annotated[Mapping[str, Any], TABLE] | None = None
+    """A JSON Schema: only calls whose input satisfies it need approval; by default all calls."""
+
+    scope: str = "approvals:answer"
+    """The scope required to answer."""
+
+    hold: Annotated[float, Meta(ge=0)] = 0
+    """Seconds that a call waits for the answer before it ends with `APPROVAL_REQUIRED`."""
+
+    seconds: Seconds = 3600
+    """Seconds after which a request for approval, or an unused approval, expires."""
+
+    ask_caller: bool = False
+    """Ask the caller itself to confirm the call, if the entry point can (MCP elicitation, terminal). This is a
+    confirmation, not an approval by another person."""
+
+    def applies(self, value: Any, complete: Complete) -> bool:
+        """Return whether a call with this input needs approval; True if the check fails."""
+        if self.when is None:
+            return True
+        try:
+            applies = _compiled(msgspec.json.encode(self.when))
+            return bool(applies(value) or applies(complete(value)))
+        except Exception:  # noqa: BLE001 - fail closed
+            return True
+
+
+@lru_cache(maxsize=256)
+def _compiled(schema: bytes) -> Any:
+    return from_schema(msgspec.json.decode(schema)).compile().accepts
 
 
 class Operation(msgspec.Struct, frozen=True):

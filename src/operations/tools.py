@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from inspect import isawaitable
-from time import monotonic, time
+from time import monotonic
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
@@ -31,14 +31,21 @@ from operations._pipeline.path import invoke, prepare
 from operations._pipeline.plan import CallPlan
 from operations._resilience import Backoff, RetryBudget, wanted_pause
 from operations._text import enforce_lists, printable
-from operations.access import HIDDEN, AccessControl, ApprovalRule
+from operations.access import HIDDEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.registry import OperationRegistry
 from operations.result_pages import MIN_PAGE, NEXT, ResultPages, next_operation, result_owner
-from operations.specs import UNKNOWN, Operation, OperationType, OutputPolicy, enforce_policy
+from operations.specs import (
+    UNKNOWN,
+    ApprovalRule,
+    Operation,
+    OperationType,
+    OutputPolicy,
+    enforce_policy,
+)
 from operations.types import Count, Seconds
 
 logger = logging.getLogger("operations")
@@ -166,24 +173,11 @@ class ToolSettings:
     @property
     def unmatched(self) -> set[str]:
         """The patterns that match no operation."""
-        return {pattern for pattern in self.tools if not self._types(pattern)}
-
-    @property
-    def uncached(self) -> set[str]:
-        """The patterns with `cache` that match operations, but no query."""
-        cached = {pattern for pattern, tool in self.tools.items() if tool.cache is not None}
+        ids = [self._originals.get(each.spec.id, each.spec.id) for each in self._registry]
         return {
             pattern
-            for pattern in cached - self.unmatched
-            if OperationType.QUERY not in self._types(pattern)
-        }
-
-    def _types(self, pattern: str) -> set[OperationType]:
-        """Return the types of the operations that a pattern matches."""
-        return {
-            each.spec.type
-            for each in self._registry
-            if fnmatchcase(self._originals.get(each.spec.id, each.spec.id), pattern)
+            for pattern in self.tools
+            if not any(fnmatchcase(operation_id, pattern) for operation_id in ids)
         }
 
     def change(self, tools: Mapping[str, ToolConfig]) -> None:
@@ -393,8 +387,7 @@ class _Tool:
         if backoff.attempt + 1 >= self._retry.attempts:
             return None
         pause = backoff.pause() + wanted_pause(error.details)
-        ends = context.deadline if context.limit is None else context.limit.deadline
-        if pause > _LONGEST_PAUSE or (ends is not None and time() + pause >= ends / 1000):
+        if pause > _LONGEST_PAUSE or pause >= context.remaining:
             return None
         return pause if self._budget.spend() else None
 

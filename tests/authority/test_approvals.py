@@ -483,14 +483,18 @@ async def test_the_queue_can_be_followed() -> None:
 
 
 async def test_following_the_queue_does_not_delay_a_shutdown() -> None:
-    approvals = Office().registry.authority.approvals
+    office = Office()
+    approvals = office.registry.authority.approvals
     queue = approvals.watch(OperationContext(trusted=True))
     assert await anext(queue) == []
 
+    following = asyncio.ensure_future(anext(queue))
+    await anyio.wait_all_tasks_blocked()
     approvals.is_up = lambda: False
+    office.registry.authority.store.wake()
 
-    with pytest.raises(StopAsyncIteration):
-        await anext(queue)
+    with pytest.raises(StopAsyncIteration), anyio.fail_after(5):
+        await following
 
 
 async def test_a_call_that_waits_for_approval_does_not_delay_a_shutdown() -> None:
@@ -501,6 +505,7 @@ async def test_a_call_that_waits_for_approval_does_not_delay_a_shutdown() -> Non
         await asyncio.sleep(0)
 
     approvals.is_up = lambda: False
+    office.registry.authority.store.wake()
 
     with anyio.fail_after(5):
         assert await call == REQUIRED

@@ -21,8 +21,8 @@ from tests.authority.test_entry_points import World, _rpc, build, served
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations import access as core
-from operations.access import ApprovalRule
 from operations.authority import (
+    ApprovalRule,
     Authority,
     GrantError,
     Grants,
@@ -82,13 +82,14 @@ async def test_no_modified_token_is_valid() -> None:
             (prefix, subject, first, second, signature, ""),
             (prefix, subject, first + "=", second, signature),
             (prefix, subject, first, second, signature + "!"),
+            (prefix, subject, first, second, signature + "="),
             (prefix, subject, first, second, "\n" + signature),
             ("opg2", subject, first, second, signature),
         )
     ]
     flipped = [
         token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
-        for at in range(len("opg1."), len(token) - 1)
+        for at in range(len("opg1."), len(token))
     ]
     keys = (await grants.resolve(token)).grant.keys  # type: ignore[union-attr]
     # The names of blocks, which approvals show, are not enough to extend a chain.
@@ -98,6 +99,16 @@ async def test_no_modified_token_is_valid() -> None:
             assert await grants.resolve(each) is None
         except GrantError:
             continue
+
+
+@pytest.mark.requirement("R11")
+def test_no_id_is_the_key_of_another_caller() -> None:
+    agent = Identity("ann", acting=("bot",))
+    strangers = Identity("ann\nbot"), Identity("ann\\nbot"), Identity("ann", acting=("bot\n",))
+
+    assert len({each.key for each in (agent, *strangers)}) == 4
+    assert len({each.limit_key for each in (agent, *strangers)}) == 4
+    assert Identity("ann").key == "ann"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +231,9 @@ async def test_a_narrowed_grant_has_no_rate_of_its_own() -> None:
 # ---------------------------------------------------------------------- budgets and approvals behind a hub
 
 
-async def behind(store: Any, **options: Any) -> tuple[Grants, Callable[..., Any]]:
+async def behind(
+    store: Any, namespace: str | None = None, **options: Any
+) -> tuple[Grants, Callable[..., Any]]:
     """Return a client that calls a worker on behalf of a grant's holder, as a hub does."""
     root = Grants(KEY, store=store)
     at_worker = Grants(root.for_name("workers"), store=store)
@@ -246,7 +259,8 @@ async def behind(store: Any, **options: Any) -> tuple[Grants, Callable[..., Any]
     identity = await root.resolve(token)
 
     async def call(operation: str) -> Any:
-        passed_on = root.delegate("workers")(operation, OperationContext(identity=identity))
+        delegate = root.delegate("workers", namespace=namespace)
+        passed_on = delegate(operation, OperationContext(identity=identity))
         assert passed_on is not None
         context = OperationContext(identity=await at_worker.resolve(passed_on))
         try:
@@ -274,6 +288,50 @@ async def test_approvals_travel_with_a_delegated_call_also_for_the_pattern_of_th
 
     assert await call("far.other") == "other", "the hub has obtained that approval"
     assert await call("far.run") == REQUIRED, "a further call has none"
+
+
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize("pattern", ["shop.far.*", "shop.*", "s*r", "far.other"])
+async def test_limits_travel_with_a_delegated_call_to_workers_in_a_namespace(pattern: str) -> None:
+    _, call = await behind(Store(), "shop", approve=[pattern])
+    assert await call("far.run") == REQUIRED
+
+    _, call = await behind(Store(), "shop", calls={pattern: 1})
+    assert [await call("far.run") for _ in range(2)] == ["other", ErrorCode.RESOURCE_EXHAUSTED]
+
+
+@pytest.mark.requirement("R63")
+async def test_the_namespaces_of_two_hubs_are_combined() -> None:
+    root = Grants(KEY)
+    middle = Grants(root.for_name("middle"))
+    token = root.create(ALICE, "bot", operations=["*"], approve=["here.there.far.other"])
+    context = OperationContext(identity=await root.resolve(token))
+    passed_on = root.delegate("middle", namespace="here")("there.far.run", context)
+    assert passed_on is not None
+    context = OperationContext(identity=await middle.resolve(passed_on))
+    passed_on = middle.delegate("last", namespace="there")("far.run", context)
+    assert passed_on is not None
+    received = await Grants(middle.for_name("last")).resolve(passed_on)
+    assert received is not None
+    assert received.grant is not None
+
+    assert received.grant.further.rules("far.other").approve
+    assert not received.grant.further.rules("far.more").approve
+
+
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize("limits", [{}, {"approve": ["shop.*"]}, {"calls": {"shop.*": 1}}])
+async def test_only_grants_with_limits_carry_a_namespace_which_older_workers_reject(
+    limits: Any,
+) -> None:
+    root = Grants(KEY)
+    token = root.create(ALICE, "bot", operations=["*"], **limits)
+    context = OperationContext(identity=await root.resolve(token))
+    passed_on = root.delegate("workers", namespace="shop")("far.run", context)
+    assert passed_on is not None
+    origin = read_token(passed_on)[0].origin
+    assert origin is not None
+    assert origin.prefix == ("shop." if limits else "")
 
 
 async def test_a_delegated_call_covers_no_further_call_of_the_same_operation() -> None:
@@ -715,11 +773,11 @@ async def test_an_answer_sent_twice_does_not_approve_the_call_that_asked_first()
 
 async def test_a_call_that_waits_longer_than_its_request_asks_again() -> None:
     store = Store()
-    store.poll_seconds = 0.01
     office, announced, announce = Office(store, hold=20, seconds=0.3), list[str](), store.announce
 
     async def count() -> None:
-        announced.append("changed")
+        held = await store.items("approval")
+        announced.extend(json.loads(each)["id"] for each in held.values())
         await announce()
 
     store.announce = count  # type: ignore[method-assign]
@@ -729,7 +787,9 @@ async def test_a_call_that_waits_longer_than_its_request_asks_again() -> None:
             asked |= {each["id"] for each in await office.pending()}
             await asyncio.sleep(0.01)
     call.cancel()
-    assert len(announced) == 3
+    # A request may also have expired between two looks at those that are pending.
+    assert asked <= set(announced)
+    assert len(announced) == len(set(announced)), "a request was announced twice"
 
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])

@@ -115,6 +115,19 @@ def token_of(**options: Any) -> str:
     return Grants(KEY).create(ALICE, "bot", **{"operations": ["task.*"], **options})
 
 
+@pytest.mark.requirement("R45")
+def test_r45_ids_of_blocks_have_128_bits() -> None:
+    grants = Grants(KEY)
+    context = OperationContext(identity=ALICE)
+    delegated = grants.delegate("group")("a.x", context)
+    assert delegated is not None
+    _, (minted,) = read_token(delegated)
+
+    ids = [minted.id, *(new_block("agent").id for _ in range(10))]
+    assert {len(bytes.fromhex(each)) for each in ids} == {16}
+    assert len(set(ids)) == len(ids)
+
+
 def test_a_token_shows_its_blocks_and_no_key_is_needed_to_narrow() -> None:
     token = narrow(token_of(), new_block("sub", operations=["task.read"], seconds=60))
 

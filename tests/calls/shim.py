@@ -32,13 +32,7 @@ class Shim:
             await self._target.send(address, changed)
 
     async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
-        return await self.put(self._target.enqueue, queue, body, options)
-
-    async def send_request(self, worker: str, body: bytes, **options: Any) -> str:
-        return await self.put(self._target.send_request, worker, body, options)
-
-    async def put(self, put: Any, address: str, body: bytes, options: dict[str, Any]) -> str:
         receipt = ""
         for changed in self._on_enqueue(body):
-            receipt = await put(address, changed, **options)
+            receipt = await self._target.enqueue(queue, changed, **options)
         return receipt

@@ -168,10 +168,10 @@ class Losing(Shim):
         else:
             await super().send(address, body)
 
-    async def put(self, put: Any, address: str, body: bytes, options: dict[str, Any]) -> str:
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
         if b'"number":3' in body and not self.late:
-            self.late, self.address, body = body, address, b"{}"
-        return await super().put(put, address, body, options)
+            self.late, self.address, body = body, options["worker"], b"{}"
+        return await super().enqueue(queue, body, **options)
 
 
 @pytest.mark.requirement("R36")

@@ -34,7 +34,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
-from operations.pubsub.redis import subscriptions
+from operations.pubsub.redis import connect_redis, subscriptions
 from operations.registry import OperationRegistry
 
 pytestmark = pytest.mark.slow
@@ -384,6 +384,14 @@ async def test_workers_join_their_group_at_a_redis_without_free_memory(
                     assert (await calls.call("math.add", {"a": 2, "b": 3})).data == 5
 
     assert "was lost" not in caplog.text
+
+
+@pytest.mark.requirement("R34", "F4")
+async def test_a_new_group_at_a_redis_without_free_memory_fails_with_the_reason() -> None:
+    with running(RedisServer("--maxmemory", "1")) as broker:
+        async with connect_redis(broker.url, connect_timeout=0.5) as target:
+            with pytest.raises(TransportError, match="no free memory"):
+                await target.consume("queue", SilentReceiver())
 
 
 @pytest.mark.requirement("R34", "F4")

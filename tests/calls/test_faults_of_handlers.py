@@ -43,6 +43,71 @@ async def test_f13_a_worker_whose_clock_is_wrong_keeps_deadlines(
     assert 0.9 < elapsed < 20
 
 
+_SET_THE_CLOCK = """
+import asyncio, sys, time
+real, ahead = time.time, 0
+# The clock must be changed before modules that read it are imported.
+time.time = lambda: real() + ahead
+import aiohttp
+from operations import OperationContext, OperationRegistry
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError
+from operations.pubsub.memory import MemoryTarget
+from operations.server import create_app
+from operations.server.running import running
+
+far, beyond, target = OperationRegistry(), MemoryTarget(), MemoryTarget()
+
+@far.operation("far.left", type="query")
+async def left(context: OperationContext) -> float:
+    return context.deadline / 1000 - time.time()
+
+async def main() -> None:
+    async with (
+        serve_calls(far, beyond),
+        PendingRequestMap(beyond) as remote,
+        PendingRequestMap(target) as calls,
+    ):
+        near = OperationRegistry(remote=remote)
+
+        @near.operation("near.set", type="query")
+        async def set_clock(context: OperationContext) -> float:
+            global ahead
+            ahead += int(sys.argv[1])
+            try:
+                await near.execute("near.wait", {}, context, timeout=0.1)
+            except CallError:
+                return (await context.env.far.left({})).data
+
+        @near.operation("near.wait", type="query")
+        async def wait() -> None:
+            await asyncio.Event().wait()
+
+        async with (
+            serve_calls(near, target),
+            running(create_app(near)) as url,
+            aiohttp.ClientSession() as client,
+        ):
+            print((await calls.call("near.set", {}, timeout=20)).data)
+            headers = {"Operations-Timeout": "20000"}
+            async with client.post(f"{url}/near/set", json={}, headers=headers) as response:
+                print(await response.json())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.requirement("R30", "F13")
+@pytest.mark.parametrize("seconds", [3600, -3600])
+async def test_f13_a_clock_that_is_set_during_a_call_does_not_change_its_time(seconds: int) -> None:
+    command = (sys.executable, "-c", _SET_THE_CLOCK, str(seconds))
+    done = await anyio.run_process(command, cwd=PROJECT, check=False)
+
+    left = [float(line) for line in done.stdout.split()]
+    assert len(left) == 2, done.stderr.decode()
+    assert all(0 < each <= 20 for each in left)
+
+
 @pytest.mark.requirement("R31", "R33", "F22")
 @pytest.mark.parametrize("how", ["break", "drop", "cancel", "close", "close from elsewhere"])
 async def test_f22_a_reader_that_leaves_stops_only_its_handler(

@@ -15,8 +15,9 @@ from tests.calls.conftest import make_world
 from tests.calls.operations_under_test import build_registry
 from tests.calls.shim import Shim, as_they_are
 from tests.calls.waiting import caller, started, until
-from tests.calls.worlds import MemoryWorld, World, calling
+from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, calling
 from tests.receivers import SilentReceiver
+from websockets.asyncio.client import connect
 
 from operations._json import MAX_REQUEST_VALUES
 from operations.calls import CallServer, PendingRequestMap, serve_calls
@@ -264,6 +265,25 @@ async def test_f15_a_malformed_event_stops_no_client(
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
+@pytest.mark.requirement("R13", "R41", "F15")
+async def test_f15_only_a_malformed_reply_ends_its_call() -> None:
+    target = MemoryTarget()
+    async with PendingRequestMap(target) as calls:
+        await target.consume("operations", SilentReceiver())
+        running = asyncio.ensure_future(calls.call("slow.work", timeout=60))
+        await until(lambda: calls.pending)
+        (request_id,) = calls.pending
+        for kind in ("call.requested", "call.offered", "call.alive", "call.error"):
+            assert request_id in calls.pending
+            body = {"type": kind, "payload": {"requestId": request_id, "worker": 1}}
+            calls.receive(Delivery(msgspec.json.encode(body)))
+        with pytest.raises(CallError) as caught:
+            await running
+
+    assert caught.value.code == ErrorCode.UNKNOWN_ERROR
+    assert calls.malformed == 4
+
+
 @pytest.mark.requirement("R13", "R28", "F15")
 async def test_f15_duplicate_keys_take_the_last_value(
     world: World, registry: OperationRegistry
@@ -282,6 +302,24 @@ async def test_f15_duplicate_keys_take_the_last_value(
         await until(lambda: recorder.bodies)
 
     assert recorder.bodies[0]["payload"]["output"]["data"] == 3
+
+
+@pytest.mark.requirement("R13", "F15")
+@pytest.mark.parametrize("reply_to", [7, {"a": []}])
+async def test_f15_a_request_on_a_socket_whose_reply_address_is_not_text_gets_a_validation_error(
+    reply_to: Any, registry: OperationRegistry
+) -> None:
+    world = WebSocketWorld()
+    async with world.serve(registry), connect(world.url) as socket:
+        payload = {"requestId": "r1", "operationId": "math.add", "replyTo": reply_to}
+        request = {"type": "call.requested", "id": "", "payload": payload}
+        await socket.send(msgspec.json.encode(request).decode())
+        with anyio.fail_after(20):
+            reply = msgspec.json.decode(await socket.recv())
+
+    assert reply["type"] == "call.error"
+    assert reply["payload"]["requestId"] == "r1"
+    assert reply["payload"]["code"] == ErrorCode.VALIDATION_ERROR
 
 
 @pytest.mark.requirement("R13", "F15")

@@ -359,18 +359,18 @@ async def test_f33_one_warning_is_logged_for_all_workers_of_a_blocked_loop(
             target = MemoryTarget()
             await stack.enter_async_context(serve_calls(registry, target))
             client = await stack.enter_async_context(PendingRequestMap(target))
-            calls.append(asyncio.create_task(client.call("slow.sleep", {"seconds": 1.6})))
+            calls.append(asyncio.create_task(client.call("slow.sleep", {"seconds": 2})))
         # The next worker watches the loop when the first one ends.
         await first.aclose()
         await asyncio.sleep(0.3)
-        time.sleep(1.2)  # noqa: ASYNC251 - block the loop
+        time.sleep(1.5)  # noqa: ASYNC251 - block the loop
         await asyncio.gather(*calls)
 
     (warning,) = [record.message for record in caplog.records if "was blocked" in record.message]
     assert warning.endswith("running then: slow.sleep")
 
 
-async def test_the_operations_of_many_workers_are_encoded_once(
+async def test_the_operations_are_not_encoded_for_each_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Encoding the operations for each WebSocket would block the loop of a server."""
@@ -385,14 +385,13 @@ async def test_the_operations_of_many_workers_are_encoded_once(
     registry = build_registry()
     async with AsyncExitStack() as stack:
         for _ in range(3):
-            await stack.enter_async_context(serve_calls(registry, MemoryTarget(), heartbeat=0.01))
-        assert sorted(encoded) == sorted(spec.id for spec in registry.specs())
-        encoded.clear()
+            target = MemoryTarget()
+            target.direct = True
+            await stack.enter_async_context(serve_calls(registry, target, heartbeat=0.01))
 
         @registry.operation("late.added", type="query")
         async def added() -> int:
             return 1
 
-        await until(lambda: "late.added" in encoded)
         await asyncio.sleep(0.1)
-    assert encoded.count("late.added") == 1
+    assert not encoded

@@ -70,11 +70,16 @@ def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> Non
     assert floor.admission.waiting == 0
 
 
-def test_a_call_that_waits_for_several_persons_gives_back_one_slot() -> None:
-    floor = Floor(concurrency=1, queue=5)
-    work = [Work() for _ in range(4)]
+def busy_floor() -> tuple[Floor, list[Work]]:
+    """One slot, and four calls that want it."""
+    floor, work = Floor(concurrency=1, queue=5), [Work() for _ in range(4)]
     for one in work:
         floor.offer(one)
+    return floor, work
+
+
+def test_a_call_that_waits_for_several_persons_gives_back_one_slot() -> None:
+    floor, work = busy_floor()
 
     with floor.admission.lent(work[0]), floor.admission.lent(work[0]):
         assert floor.started == work[:2]
@@ -83,10 +88,7 @@ def test_a_call_that_waits_for_several_persons_gives_back_one_slot() -> None:
 
 
 def test_a_call_that_ends_while_it_waits_for_a_person_has_no_slot_to_give_back() -> None:
-    floor = Floor(concurrency=1, queue=5)
-    work = [Work() for _ in range(4)]
-    for one in work:
-        floor.offer(one)
+    floor, work = busy_floor()
 
     # A task that the handler started outlives the call.
     with floor.admission.lent(work[0]):

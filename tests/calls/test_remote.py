@@ -3,8 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -541,6 +541,80 @@ async def test_a_spoke_that_is_back_before_it_was_missed_keeps_its_operations() 
         await until(lambda: "spoke.hello" not in center)
 
 
+@asynccontextmanager
+async def serving_at(url: str, registry: OperationRegistry) -> AsyncGenerator[None]:
+    """Connect a spoke to the hub at `url`."""
+    async with connect_websocket(url) as target, serve_calls(registry, target):
+        yield
+
+
+async def test_a_spoke_that_leaves_costs_no_look_at_unrelated_spokes() -> None:
+    def spoke(*names: str) -> OperationRegistry:
+        registry = OperationRegistry()
+        for name in names:
+
+            @registry.operation(name, type="query")
+            async def answer(name: str = name) -> str:
+                return name
+
+        return registry
+
+    seen: list[str] = []
+
+    class Center(OperationRegistry):
+        def registered(self, operation_id: str) -> Operation | None:
+            seen.append(operation_id)
+            return super().registered(operation_id)
+
+    center = Center()
+    async with serve_websocket(WebSocketHub(center).attach) as server, AsyncExitStack() as others:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncExitStack() as leaving:
+            await leaving.enter_async_context(serving_at(url, spoke("a.one", "b.two")))
+            await until(lambda: "b.two" in center)
+            await others.enter_async_context(serving_at(url, spoke("b.two", "c.three")))
+            await others.enter_async_context(serving_at(url, spoke("d.four")))
+            await until(lambda: "c.three" in center and "d.four" in center)
+            before = center.get("b.two")
+            seen.clear()
+        await until(lambda: "a.one" not in center)
+
+        assert center.get("b.two") not in (before, None)
+        assert "d.four" not in seen
+
+
+async def test_spokes_whose_renamed_operations_are_taken_get_them_when_they_are_free() -> None:
+    def spoke(namespace: str) -> OperationRegistry:
+        registry = OperationRegistry()
+        for number in range(20):
+
+            @registry.operation(f"{namespace}.{number}", type="query")
+            async def answer() -> None: ...
+
+        return registry
+
+    asked: list[str] = []
+
+    def rename(operation: Operation) -> Operation:
+        asked.append(operation.spec.id)
+        spec = msgspec.structs.replace(operation.spec, namespace="shared")
+        return msgspec.structs.replace(operation, spec=spec)
+
+    center = OperationRegistry()
+    center.adapt(rename)
+    async with serve_websocket(WebSocketHub(center).attach) as server, AsyncExitStack() as others:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncExitStack() as leaving:
+            await leaving.enter_async_context(serving_at(url, spoke("first")))
+            await until(lambda: "shared.19" in center)
+            await others.enter_async_context(serving_at(url, spoke("second")))
+            await until(lambda: "second.19" in asked)
+        await until(lambda: center.current_id("second.19") == "shared.19")
+
+    # Once when the second connected, and once when the first left.
+    assert asked.count("second.0") <= 2
+
+
 @pytest.mark.requirement("F14")
 async def test_f14_a_result_larger_than_the_hub_accepts_fails_its_call_alone() -> None:
     spoke, center = OperationRegistry(), OperationRegistry()
@@ -611,7 +685,9 @@ async def test_f34_a_closed_connection_or_one_of_another_loop_raises_at_once(
             for use in (
                 lambda: target.send(target.mailbox(), b"{}"),
                 lambda: target.enqueue("math", b"{}", key="k", reply_to="", wait=1),
-                lambda: target.send_request(control, b"{}", key="k", reply_to="", wait=1),
+                lambda: target.enqueue(
+                    "operations", b"{}", key="k", reply_to="", wait=1, worker=control
+                ),
                 lambda: target.is_present(control),
             ):
                 with pytest.raises(NotSentError, match="another event loop"):

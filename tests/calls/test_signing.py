@@ -1,6 +1,7 @@
 """F18 without permissions: signed and unsigned messages."""
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -14,12 +15,12 @@ from tests.calls.operations_under_test import build_registry
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import BrokerWorld, World
-from tests.receivers import SilentReceiver
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
+from operations.pubsub import signing
 from operations.pubsub.base import EventTarget
 from operations.pubsub.delivery import Recent
 from operations.pubsub.memory import MemoryTarget
@@ -28,6 +29,27 @@ from operations.pubsub.signing import MAX_AGE, WINDOW, Senders, SignedTarget, Si
 SECRET = "correct horse battery staple"
 
 pytestmark = pytest.mark.requirement("R41", "F18")
+
+
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol"
+VECTORS: list[Any] = json.loads((PROTOCOL / "signatures.json").read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.mark.requirement("R50")
+@pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["name"])
+def test_r50_texts_are_signed_and_verified_as_the_vectors_require(
+    case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing, "time", lambda: case["time"] / 1000)
+    monkeypatch.setattr(signing, "token_hex", lambda _: case["epoch"])
+    signer, senders = Signer(case["secret"]), Senders()
+    for _ in range(case["number"]):
+        text = signer.sign(case["event"].encode(), case["address"]).decode()
+
+    assert (text == case["text"]) is case["valid"]
+    opened = signer.verify(case["text"].encode(), case["address"], senders)
+    assert opened == (case["event"].encode() if case["valid"] else None)
+    assert signer.verify(case["text"].encode(), case["address"], senders) is None
 
 
 def request(number: int, path: str, reply_to: str) -> bytes:
@@ -255,23 +277,6 @@ async def test_callers_whose_clock_is_wrong_by_an_hour_learn_the_reason(
     ):
         with pytest.raises(CallError, match="clocks that differ by less than 15 minutes"):
             await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.5)
-
-
-@pytest.mark.parametrize(("skew", "side"), [(3600, "ahead of"), (-3600, "behind")])
-async def test_the_log_names_the_difference_of_clocks(
-    skew: int, side: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = MemoryTarget()
-    target, box = signed(memory, SECRET), memory.mailbox()
-    text = Signer(SECRET).sign(b"{}", box)
-    monkeypatch.setattr("operations.pubsub.signing.time", lambda: time.time() + skew)
-    subscription = await target.listen((box,), SilentReceiver())
-    await memory.send(box, text)
-    await until(lambda: warnings_of(caplog))
-    await subscription.aclose()
-
-    (told,) = warnings_of(caplog)
-    assert re.search(rf"the clock of this process is (3599|3600|3601) s {side} the", told.message)
 
 
 def test_messages_may_overtake_others_within_a_window() -> None:

@@ -29,6 +29,7 @@ from operations._text import tool_name
 from operations.agents.providers import PROVIDER_LIMITS, provider_tools
 from operations.cli.export import client_runtime, mcp_tools, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
+from operations.schema.outline import Outline
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running
 
@@ -425,6 +426,23 @@ def enforce_only_types(text: str, defined: set[str]) -> None:
         assert type(node).__name__ in ALLOWED, text
         if isinstance(node, ast.Name):
             assert node.id in known, text
+
+
+@pytest.mark.requirement("R59")
+def test_definitions_with_billions_of_paths_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.schema.outline._MAX_PLACES", 1_000)
+    definitions: dict[str, Any] = {"A30": {"type": "string"}}
+    for number in range(30):
+        inner = {"$ref": f"#/$defs/A{number + 1}"}
+        definitions[f"A{number}"] = {
+            "anyOf": [{"type": "array", "items": inner}, {"properties": {"x": inner, "y": inner}}]
+        }
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A0"}}, "$defs": definitions}
+    hostile = spec("x", schema, output_schema=schema)
+
+    compile(python_client([hostile]), "client.py", "exec")
+    assert provider_tools([hostile], "gemini")
+    assert Outline.of(hostile.input_schema).properties["a"].kind
 
 
 @pytest.mark.requirement("R59")

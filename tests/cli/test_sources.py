@@ -24,10 +24,10 @@ from operations.calls import serve_calls
 from operations.cli.demo import build_api
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
-from operations.hub import Hub, SourceFilter, open_hub
+from operations.hub import Hub, open_hub
 from operations.hub.journal import remember_ids
+from operations.hub.opening import Access, client_config, service_config
 from operations.hub.serving import build_app
-from operations.hub.sources import Access, client_config, service_config
 from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
@@ -222,18 +222,6 @@ def test_a_malformed_mcp_json_is_an_invalid_config(folder: Path, run: Callable[.
         assert "mcp.json: the file is nested too deeply" in ran.err + ran.out
 
 
-def test_a_deleted_folder_has_no_config(
-    tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    ran = run("list")
-
-    assert ran.code == 3
-    assert "the current folder no longer exists" in ran.err
-
-
 def test_an_unknown_key_is_reported_and_the_rest_works(
     folder: Path, run: Callable[..., Ran]
 ) -> None:
@@ -360,27 +348,6 @@ async def test_known_operations_are_unavailable_while_their_source_is(
         with pytest.raises(CallError, match='Did you mean "far') as caught:
             hub.spec("far.sleeep")
         assert caught.value.code == ErrorCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize("wanted", [{"source": "openapi"}, {"operation": "shop.pay"}])
-async def test_a_hub_names_the_sources_that_it_does_not_open(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str]
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
-    (folder / "operations").mkdir()
-    (folder / "shop.json").write_text('{"openapi": "3.1.0", "paths": {}}')
-    text = "[openapi.shop]\ndocument = 'shop.json'\n[mcp.search]\nurl = 'http://127.0.0.1:1'\n"
-    text += "[brokers.away]\nurl = 'redis://127.0.0.1:1'\nworkers = true\n"
-    file = config_file(folder, text)
-    remember_ids(file, ["far.sleep"])
-
-    expected = {"search.web": "leaves out mcp:search", "far.sleep": "leaves out broker:away"}
-    async with open_hub(file, SourceFilter(**wanted)) as hub:
-        for operation_id, message in {**expected, "shop.nothing": "no operation"}.items():
-            with pytest.raises(CallError, match=message) as caught:
-                hub.spec(operation_id)
-            assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
-            assert ("SourceFilter" in caught.value.message) == (operation_id in expected)
 
 
 async def test_a_broker_with_a_namespace_has_only_its_operations(folder: Path) -> None:

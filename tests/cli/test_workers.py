@@ -54,7 +54,7 @@ def test_dead_letters_are_listed_shown_and_dropped(run: Run, letters: list[str])
     listed = run("workers", "letters")
     assert [line.split("\t")[0] for line in listed.out.splitlines()] == [second, first]
     assert "\x1b" not in listed.out
-    shown = run("workers", "letter", first).json
+    shown = run("workers", "letters", first).json
     assert (shown["input"], shown["deliveries"], shown["requestId"]) == ({"id": 1}, 3, "r1")
 
     assert run("workers", "drop", first).code == 0

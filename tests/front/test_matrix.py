@@ -579,6 +579,16 @@ async def test_concurrent_calls_are_limited_at_a_worker() -> None:
         assert await asyncio.gather(*waiting) == ["fine", "fine"]
 
 
+@pytest.mark.requirement("R39", "R54")
+@pytest.mark.parametrize("key", ["ann", None])
+async def test_the_rate_is_limited_at_a_worker(key: str | None) -> None:
+    async with worker(limits=Limits(rate_per_caller=0.001, burst=3)) as served:
+        outcomes = [await at_worker(served, "test.open", {}, key) for _ in range(5)]
+        assert await at_worker(served, "test.open", {}, "bob") == "fine"
+
+    assert outcomes == ["fine"] * 3 + ["RESOURCE_EXHAUSTED"] * 2
+
+
 @pytest.mark.requirement("R55", "R54")
 @pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
 async def test_sizes_are_limited_at_a_worker(limits: Limits, value: Any, outcome: str) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import gc
 import json
+import tracemalloc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -106,6 +108,28 @@ async def test_unread_messages_are_limited_and_hold_their_slots(kind: str, opera
         if operation == "test.text":
             while front.output.total or front.calls.total:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.requirement("R58")
+@KINDS
+@pytest.mark.parametrize("operation", ["test.text", "test.items"])
+async def test_refused_results_take_no_memory(kind: str, operation: str) -> None:
+    size, number = 10_000_000, 10
+    limits = Limits(output_bytes_per_caller=15_000_000)
+    async with serving(kind, limits) as (port, front), connected(port) as client:
+        tracemalloc.start()
+        try:
+            for each in range(number):
+                client.send(str(each), operation, size=size)
+            while front.output.rejected < number - 1:
+                await asyncio.sleep(0.01)
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    # The first result: as bytes, and in the buffer of the socket.
+    assert held < 4 * size
 
 
 @pytest.mark.requirement("R58")

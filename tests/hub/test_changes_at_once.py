@@ -31,9 +31,10 @@ from operations.authority import Grants
 from operations.config import ConfigError, ConfigFile, load_config
 from operations.hub import Hub, Source, open_hub
 from operations.hub.controls import following, reload, report
+from operations.hub.opening import sources_of
 from operations.hub.serving import mcp_server
-from operations.hub.source import Opened, Supervisor, fingerprint
-from operations.hub.sources import sources_of
+from operations.hub.source import Opened, fingerprint
+from operations.hub.supervisor import Supervisor
 from operations.mcp import MCPClient, to_mcp
 from operations.observe import CallEvent, RegistryChanged
 from operations.server.running import running
@@ -308,7 +309,7 @@ async def test_a_source_is_either_disabled_or_has_operations() -> None:
 async def test_a_replaced_source_is_closed_soon_after_its_last_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.hub.source.QUIET_SECONDS", 0.3)
+    monkeypatch.setattr("operations.hub.supervisor.QUIET_SECONDS", 0.3)
     service = Service()
     with anyio.fail_after(30):
         for drain_seconds, is_busy in ((60, False), (0.5, True)):
@@ -331,7 +332,7 @@ async def test_a_replaced_source_is_closed_soon_after_its_last_call(
 async def test_a_replaced_source_waits_for_calls_that_may_take_longer_than_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.hub.source.QUIET_SECONDS", 0)
+    monkeypatch.setattr("operations.hub.supervisor.QUIET_SECONDS", 0)
     service = Service(timeout=60)
     supervisor = service.supervised(OperationRegistry(), drain_seconds=0.1)
     service.calls = 1
@@ -622,14 +623,16 @@ async def test_a_caller_on_stdio_is_removed_before_sources_are_closed(tmp_path: 
             server = await mcp_server(hub, "ann")
             written(tmp_path, "")
             reloading = asyncio.create_task(reload(hub))
-            while server.identity is not None:
+            while server.identity is not None and server.identity.grant is None:
                 await asyncio.sleep(0)
 
             assert not reloading.done()
             await reloading
 
 
-async def test_a_grant_on_stdio_has_the_access_of_its_subject_now(tmp_path: Path) -> None:
+async def test_a_grant_on_stdio_has_the_access_of_its_subject_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "key").write_text("a-key-of-ann-123")
     (tmp_path / "grants").write_text("k" * 32)
     (tmp_path / "other").write_text("o" * 32)
@@ -662,6 +665,9 @@ async def test_a_grant_on_stdio_has_the_access_of_its_subject_now(tmp_path: Path
         assert await allowed(config('["task"]')) == ["added", "pong"]
         assert await allowed(config('["task"]', name="bob")) == []
         assert await allowed(config('["task"]', key="other")) == []
+        assert await allowed('modules = ["work.py"]\n') == []
+        assert "grants are not accepted" in caplog.text
+        assert token not in caplog.text
         assert await allowed(config('["task"]')) == ["added", "pong"]
 
 
@@ -753,15 +759,16 @@ async def test_the_first_callers_of_a_file_need_a_restart_with_a_message(
     [
         ("[limits]\nthreads = 3\n", "limits.threads"),
         ('[access]\nauthorization_servers = ["https://id"]\n', "access.authorization_servers"),
-        ("[serve]\nport = 1\n", "serve"),
+        ("serve.port = 1\n", "serve"),
         ("[limits]\ncalls = 3\n", None),
     ],
 )
 async def test_changes_that_need_a_restart_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, named: str | None
 ) -> None:
-    async with open_hub(written(tmp_path, "")) as hub:
-        written(tmp_path, text)
+    address = 'serve.public_url = "https://hub"\n'
+    async with open_hub(written(tmp_path, address)) as hub:
+        written(tmp_path, address + text)
         await reload(hub)
     said = [each.getMessage() for each in caplog.records if each.name == "operations.hub"]
     assert said == ([] if named is None else [f"restart to apply the changes of {named}"])

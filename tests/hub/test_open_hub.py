@@ -90,3 +90,15 @@ async def test_a_trace_that_cannot_be_written_is_reported(
         assert (await hub.registry.execute("hello.greet", {"name": "Ann"})).data == "Hello, Ann!"
 
     assert f"{folder}/state cannot be written: File exists; set trace.file" in caplog.text
+
+
+@pytest.mark.parametrize("table", ["audit", "trace"])
+async def test_a_file_whose_name_contains_nul_is_reported_with_its_key(
+    folder: Path, table: str
+) -> None:
+    config = folder / "operations.toml"
+    config.write_text(f'modules = ["hello.py"]\n[{table}]\nfile = "a\\u0000b"\n')
+
+    with pytest.raises(ConfigError, match=rf"{table}\.file .*(null|NUL)"):
+        async with open_hub(config):
+            pass

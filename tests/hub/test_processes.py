@@ -209,24 +209,6 @@ async def test_a_process_ends_when_the_first_one_has_ended() -> None:
         await ended.wait()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-async def test_processes_share_a_unix_socket(tmp_path: Path, processes: int) -> None:
-    path = tmp_path / "hub.sock"
-    write(tmp_path)
-    config = CONFIG.replace("port = 0", f"host = 'unix:{path}'")
-    (tmp_path / "operations.toml").write_text(config.replace("= 2", f"= {processes}"))
-    with anyio.fail_after(60):
-        async with (
-            started(tmp_path) as (_, ready),
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
-            session.get("http://localhost/work/pid") as response,
-        ):
-            assert await response.json() > 1
-    assert ready["url"] == f"http://unix:{path}:"
-    assert ready["entryPoints"]["mcp"] == f"http://unix:{path}:/mcp"
-    assert not path.exists()
-
-
 async def test_processes_that_cannot_start_are_not_started_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

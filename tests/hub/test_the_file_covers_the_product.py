@@ -80,7 +80,7 @@ async def test_calls_continue_if_the_disk_is_full(
     logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert sorted(logged) == [
         "audit records cannot be written to /dev/full: No space left on device",
-        "calls cannot be recorded in /dev/full: No space left on device",
+        "calls cannot be written to /dev/full: No space left on device",
     ]
     assert capsys.readouterr().err == ""
     with pytest.raises(ConfigError, match=r"audit\.file cannot be used: .* No such file"):

@@ -27,7 +27,9 @@ from operations.calls import from_calls
 from operations.config import ConfigError, load_config
 from operations.context import NO_CALL
 from operations.hub import open_hub
-from operations.hub.sources import client_config
+from operations.hub.opening import client_config
+from operations.mcp import MCPClientConfig
+from operations.mcp.failures import redactor_for
 from operations.openapi import to_openapi
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app, hash_key
@@ -417,3 +419,26 @@ def test_two_tables_with_the_same_address_do_not_share_tokens(tmp_path: Path) ->
 
     assert len(set(stores)) == 3
     assert stores[2] == tmp_path / "eve.json"
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_only_headers_with_credentials_are_redacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
+) -> None:
+    monkeypatch.setenv("ROOM", "blue")
+    text = f"""
+[mcp.far]
+enabled = {enabled}
+url = "http://127.0.0.1:1/mcp"
+headers.X-Tenant = "acme"
+headers.X-Long = "a-text-of-23-characters"
+headers.X-Room = {{env = "ROOM"}}
+"""
+    (tmp_path / "operations.toml").write_text(text)
+    file = load_config(tmp_path / "operations.toml")
+    redactor = redactor_for(client_config("far", file.config.mcp["far"], file))
+
+    assert redactor.redact("acme a-text-of-23-characters blue") == "acme *** ***"
+    key = MCPClientConfig(url="http://127.0.0.1:1/mcp", headers={"X-Api-Key": "k3y4"})
+    assert redactor_for(key).redact("k3y4") == "***"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 ANY = {"type": "object"}
-STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}, "listings": 0, "pinged": 0}
+STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}, "listings": 0}
 
 
 class Call(NamedTuple):
@@ -233,21 +233,9 @@ def pings(call: Call) -> dict[str, Any]:
 
 
 @tool
-def pinged(call: Call) -> dict[str, Any]:
-    return text(STATE["pinged"])
-
-
-@tool
 def orphan(call: Call) -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os._exit(call.arguments.get("code", 3))
-
-
-@tool
-def busy(call: Call) -> dict[str, Any]:
-    os.close(STATE["parent"])
-    time.sleep(call.arguments["seconds"])
-    return text(os.getpid())
 
 
 def run_tool(request_id: Any, params: dict[str, Any]) -> None:
@@ -324,7 +312,6 @@ def handle(message: dict[str, Any]) -> None:
     elif method == "notifications/cancelled":
         STATE["cancelled"].append(params["requestId"])
     elif request_id is not None:
-        STATE["pinged"] += method == "ping"
         send({"id": request_id, "error": {"code": -32601, "message": "Method not found"}})
 
 
@@ -344,15 +331,6 @@ def main() -> None:
         sys.stdout.write('Welcome to the server!\n{"level": "info"}\n[1, 2]\n\n')
         sys.stdout.flush()
         sys.stderr.write("starting\n")
-    if mode == "launcher" and os.fork():
-        os._exit(0)
-    if mode == "later_launcher":
-        # The launcher exits when its child, the server, closes the pipe between them.
-        until, STATE["parent"] = os.pipe()
-        if os.fork():
-            os.close(STATE["parent"])
-            os.read(until, 1)
-            os._exit(0)
     if mode == "bom":
         sys.stdout.write("\ufeff")
     if mode == "stubborn":

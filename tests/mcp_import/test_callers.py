@@ -158,6 +158,20 @@ async def test_connections_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatc
         await ann.call("raw.pid")
 
 
+async def test_the_connection_of_a_waiting_call_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.mcp.connection.MAX_CALLERS", 2)
+    async with callers(per_caller=True, concurrency=1) as caller:
+        running = asyncio.create_task(caller("ann").call("raw.never"))
+        waiting = asyncio.create_task(caller("bob").call("raw.pid"))
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(CallError) as caught:
+            await caller("eve").call("raw.pid")
+        running.cancel()
+
+        assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+        assert (await waiting).data
+
+
 class Name(BaseModel):
     name: str
 

@@ -170,8 +170,13 @@ def test_an_unknown_key_is_reported_and_ignored(
 
 @pytest.mark.parametrize("key", ["mcpServer", "mcpservers", "mcp_servers", "server"])
 def test_misspelt_server_tables_are_rejected_with_the_correct_name(key: str) -> None:
-    with pytest.raises(ValueError, match="Did you mean"):
+    with pytest.raises(ValueError, match=f"'{key}' is not a known key. Did you mean"):
         read_servers({key: {"files": {"command": "a"}}})
+
+
+@pytest.mark.parametrize("name", ["server", "my-servers"])
+def test_a_server_with_a_similar_name_is_not_misspelt(name: str) -> None:
+    assert read_servers({name: {"command": "a"}}) == {name: {"command": "a"}}
 
 
 @pytest.mark.parametrize("document", ["[]", '{"mcpServers": {"a": 1}}', "nonsense"])

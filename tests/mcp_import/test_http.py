@@ -561,20 +561,16 @@ async def test_a_malformed_response_while_connecting_is_reported_in_one_line_wit
 
 @pytest.mark.requirement("R25")
 @pytest.mark.parametrize("media_type", ["application/json", "text/event-stream"])
-@pytest.mark.parametrize(
-    "schema",
-    ['{"title": "\\ud800"}', '{"maximum": ' + "9" * 10_000 + "}", '{"default": NaN}'],
-    ids=["surrogate", "digits", "nan"],
-)
-async def test_a_tool_that_is_not_json_hides_no_others(schema: str, media_type: str) -> None:
-    bad, good = (f'{{"name": "{name}", "inputSchema": {{}}}}' for name in ("bad", "good"))
-    listed = f'{{"tools": [{bad.replace("{}", schema)}, {good}]}}'
+async def test_a_tool_that_is_not_json_hides_no_others(media_type: str) -> None:
+    bad = '{"name": "bad", "inputSchema": {"default": NaN}}'
+    cut = '{"name": "cut", "title": "\\ud800", "inputSchema": {}}'
+    listed = f'{{"tools": [{bad}, {cut}]}}'
     with anyio.fail_after(20):
         async with (
             serving(responding("tools/list", listed, media_type)) as base,
             connect_mcp("odd", MCPClientConfig(url=base + "/mcp")) as client,
         ):
-            assert [operation.spec.name for operation in client] == ["good"]
+            assert [operation.spec.title for operation in client] == ["?"]
             assert client.skipped["bad"].startswith("it is not JSON: /inputSchema/")
 
 
@@ -588,7 +584,7 @@ async def test_malformed_fields_of_a_handshake_are_ignored(name: str, media_type
             connect_mcp("odd", MCPClientConfig(url=base + "/mcp")) as client,
         ):
             assert client.server_info is not None
-            assert client.server_info.name in ("a", "odd")
+            assert client.server_info.name in ("a", "?")
 
 
 async def test_an_error_status_is_reported_with_the_beginning_of_its_body() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from operations.mcp.failures import id_at_edge
 from operations.mcp.stdio import LineBuffer, Oversized
 
 
@@ -56,4 +57,4 @@ def test_a_line_beyond_the_limit_is_skipped_and_the_next_one_is_read(chunk: int,
 def test_the_request_that_a_long_line_answers_is_found(
     head: bytes, tail: bytes, expected: int | None
 ) -> None:
-    assert Oversized(1, head, tail).request_id == expected
+    assert id_at_edge(head, tail) == expected

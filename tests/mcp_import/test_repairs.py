@@ -1,18 +1,16 @@
-"""Repairs of malformed messages: only listings and handshakes are repaired, in one pass."""
+"""Repairs of malformed messages: only listings and handshakes are repaired."""
 
-import json
-import threading
+from copy import deepcopy
 from typing import Any
 
 import anyio
 import pytest
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import InitializeResult, jsonrpc_message_adapter
 from tests.mcp_import.support import nothing_left_behind, raw
 
 from operations import CallError, OperationRegistry
-from operations._json import as_json
-from operations.mcp import connect_mcp, repairs
-from operations.mcp.repairs import Repairs, read_message
+from operations.mcp import connect_mcp
+from operations.mcp.repairs import checked, mended, read_message, repaired
 
 FAULTY = r'{"tools": [{"name": "a", "v": "\ud800"}], "x": "\ud800"}'
 
@@ -23,7 +21,6 @@ FAULTY = r'{"tools": [{"name": "a", "v": "\ud800"}], "x": "\ud800"}'
         f'{{"content": [], "structuredContent": {FAULTY}}}',
         f'{{"structuredContent": {FAULTY}}}',
         f'{{"other": {FAULTY}}}',
-        FAULTY,
         r'{"tools": [], "content": [{"type": "text", "text": "\ud800"}]}',
     ],
 )
@@ -69,65 +66,32 @@ def test_a_message_is_read_as_the_sdk_reads_it(text: str) -> None:
         assert repr(read_message(text.encode())) == expected
 
 
-@pytest.mark.parametrize("order", ["id first", "id last"])
 @pytest.mark.parametrize(
-    ("method", "is_repaired"),
+    ("result", "is_repaired"),
     [
-        ("tools/list", True),
-        ("initialize", True),
-        ("tools/call", False),
-        ("resources/read", False),
-        ("prompts/get", False),
-        ("completion/complete", False),
+        (FAULTY, True),
+        (r'{"protocolVersion": "2025-11-25", "instructions": "\ud800"}', True),
+        (r'{"content": [{"type": "text", "text": "\ud800"}], "tools": []}', False),
+        (r'{"contents": [{"uri": "a:b", "text": "\ud800"}]}', False),
+        (r'{"messages": [{"role": "user", "content": "\ud800"}]}', False),
+        (r'{"completion": {"values": ["\ud800"]}}', False),
     ],
 )
-async def test_only_responses_to_listings_and_handshakes_are_repaired(
-    method: str, is_repaired: bool, order: str
-) -> None:
-    result = f'"result": {FAULTY}'
-    parts = ['"id": 7', '"jsonrpc": "2.0"', result]
-    message = f"{{{', '.join(parts if order == 'id first' else parts[::-1])}}}".encode()
-    sent = Repairs()
-    sent.sent(method, 7)
-    sent.sent("tools/list", 8)
+async def test_only_listings_and_handshakes_are_repaired(result: str, is_repaired: bool) -> None:
+    message = f'{{"jsonrpc": "2.0", "id": 7, "result": {result}}}'.encode()
 
-    repaired = await sent.checked(message)
+    found = await checked(message)
 
-    assert (repaired != message) is is_repaired
-    assert await sent.repaired(message) == repaired
+    assert (found != message) is is_repaired
+    assert await repaired(message) == found
+    if is_repaired:
+        read_message(found)
 
 
-@pytest.mark.parametrize(("size", "in_thread"), [(10, False), (1_000_000, True)])
-async def test_only_a_large_listing_is_repaired_in_a_thread(
-    monkeypatch: pytest.MonkeyPatch, size: int, in_thread: bool
-) -> None:
-    threads: set[bool] = set()
+@pytest.mark.requirement("R13")
+def test_a_handshake_with_too_many_faults_is_not_repaired() -> None:
+    result: dict[str, Any] = {
+        "capabilities": {"experimental": dict.fromkeys(map(str, range(1_000)), 7)}
+    }
 
-    def recording(value: Any) -> Any:
-        threads.add(threading.current_thread() is not threading.main_thread())
-        return as_json(value)
-
-    monkeypatch.setattr(repairs, "as_json", recording)
-    sent = Repairs()
-    sent.sent("tools/list", 1)
-    tool = json.dumps({"name": "a", "description": "x" * size, "surrogate": "\ud800"})
-    await sent.repaired(f'{{"id": 1, "result": {{"tools": [{tool}]}}}}'.encode())
-
-    assert threads == {in_thread}
-
-
-async def test_each_value_of_a_listing_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Any] = []
-
-    def recording(value: Any) -> Any:
-        checked.append(value)
-        return as_json(value)
-
-    monkeypatch.setattr(repairs, "as_json", recording)
-    result = r'{"tools": [], "a": {"b": {"c": {"kept": "unique", "faulty": "\ud800"}}}}'
-    sent = Repairs()
-    sent.sent("tools/list", 1)
-    repaired = await sent.repaired(f'{{"id": 1, "result": {result}}}'.encode())
-
-    assert json.loads(repaired)["result"] == {"tools": [], "a": {"b": {"c": {"kept": "unique"}}}}
-    assert len([value for value in checked if "unique" in json.dumps(value)]) == 1
+    assert mended(deepcopy(result), InitializeResult) == result

@@ -1,15 +1,25 @@
 """Resources, templates and prompts of a server."""
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import anyio
 import pytest
 from mcp.server.mcpserver import MCPServer
 from tests.mcp_import.support import demo_server, raw
+from tests.mcp_serving import upstream
 
-from operations import CallError, ErrorCode, OperationRegistry, OperationType
+from operations import (
+    CallError,
+    ErrorCode,
+    Identity,
+    OperationContext,
+    OperationRegistry,
+    OperationType,
+)
 from operations.mcp import MCPClientConfig, connect_mcp
 
 
@@ -133,7 +143,32 @@ for line in sys.stdin:
     }.get(request["method"])
     answer = {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
     print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+    if request["method"] == "resources/subscribe" and sys.argv[2:] == ["once"]:
+        break
+    if request["method"] == "resources/subscribe" and sys.argv[2:] == ["many"]:
+        for number in range(500):
+            params = {"uri": f"note://a/{number}"}
+            notice = {"method": "notifications/resources/updated", "params": params}
+            print(json.dumps({"jsonrpc": "2.0", **notice}), flush=True)
 """
+
+
+@pytest.mark.requirement("R27")
+async def test_arguments_for_suggestions_are_described_and_checked() -> None:
+    prompt = {"type": "ref/prompt", "name": "about", "title": "About"}
+    async with connect_mcp("up", MCPClientConfig(server=upstream.build())) as client:
+        registry = OperationRegistry(client)
+        found = await registry.execute(
+            "up.completions.complete", {"ref": prompt, "argument": {"name": "topic", "value": "x"}}
+        )
+        with pytest.raises(CallError) as caught:
+            await registry.execute(
+                "up.completions.complete",
+                {"ref": prompt, "argument": {"name": "topic", "value": 7}},
+            )
+
+    assert found.data["values"] == ["xa", "xb"]
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
 async def test_closing_does_not_wait_for_the_end_of_subscriptions(tmp_path: Path) -> None:
@@ -147,3 +182,56 @@ async def test_closing_does_not_wait_for_the_end_of_subscriptions(tmp_path: Path
 
     assert "resources/subscribe" in received.read_text().split()
     assert "resources/unsubscribe" not in received.read_text().split()
+
+
+async def test_a_slow_subscriber_receives_hundreds_of_changes(tmp_path: Path) -> None:
+    """As of a folder in which a program has changed many files at once."""
+    script, received = tmp_path / "server.py", tmp_path / "received"
+    script.write_text(SUBSCRIBED)
+    config = MCPClientConfig(command=sys.executable, args=[str(script), str(received), "many"])
+    async with connect_mcp("notes", config) as client:
+        registry = OperationRegistry(client)
+        changes = registry.subscribe("notes.resources.watch", {"uri": "note://a"})
+        await anext(changes)
+        # The response follows the notifications.
+        await registry.execute("notes.resources.list", {})
+        with anyio.fail_after(20):
+            found = [(await anext(changes)).data["uri"] for _ in range(500)]
+
+    assert found == [f"note://a/{number}" for number in range(500)]
+
+
+async def test_the_connection_of_a_lost_subscription_is_not_closed_for_another_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.mcp.connection.MAX_CALLERS", 1)
+    monkeypatch.setattr("operations.mcp.listing._RENEW_SECONDS", 60)
+    script, received = tmp_path / "server.py", tmp_path / "received"
+    script.write_text(SUBSCRIBED)
+    config = MCPClientConfig(
+        command=sys.executable, args=[str(script), str(received), "once"], per_caller=True
+    )
+    ann, bob = (OperationContext(identity=Identity(name)) for name in ("ann", "bob"))
+    with anyio.fail_after(30):
+        async with connect_mcp("notes", config) as client:
+            registry = OperationRegistry(client)
+            opened = received.read_text().split().count("initialize")
+            changes = registry.subscribe("notes.resources.watch", {"uri": "note://a"}, ann)
+            await anext(changes)
+            while received.read_text().split().count("initialize") < opened + 2:
+                await asyncio.sleep(0.01)
+            with pytest.raises(CallError) as caught:
+                await registry.execute("notes.resources.read", {"uri": "note://a"}, bob)
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_wrong_handshake_does_not_add_tools_to_a_server_without_capabilities(
+    tmp_path: Path,
+) -> None:
+    script, received = tmp_path / "server.py", tmp_path / "received"
+    text = SUBSCRIBED.replace('{"resources": {"subscribe": True}}', "{}")
+    script.write_text(text.replace('"name": "notes"', '"name": 5'))
+    config = MCPClientConfig(command=sys.executable, args=[str(script), str(received)])
+    async with connect_mcp("notes", config) as client:
+        assert list(client) == []

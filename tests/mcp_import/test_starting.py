@@ -18,6 +18,7 @@ from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect_mcp
+from operations.mcp.failures import redactor_for
 from operations.mcp.stdio import Child, open_stdio
 from operations.server.running import running
 
@@ -313,3 +314,19 @@ async def test_a_certificate_of_an_unknown_authority_is_named_with_what_to_do(
 
     assert "certificate verify failed" in text
     assert "if the authority is private, set SSL_CERT_FILE" in text
+
+
+async def test_the_report_shows_a_last_line_without_an_end() -> None:
+    code = "import sys; print('no', 'key', end='')"
+    with pytest.raises(CallError) as caught:
+        async with connect_mcp("notes", MCPClientConfig(command=sys.executable, args=["-c", code])):
+            pass
+
+    assert "printed:   no key" in str(caught.value)
+
+
+def test_a_long_value_that_is_not_an_address_is_a_secret() -> None:
+    value = "0a" * 500_000
+    config = MCPClientConfig(command="x", env={"CERTIFICATE": value})
+
+    assert redactor_for(config).redact(f"read {value}") == "read ***"

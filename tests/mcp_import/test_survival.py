@@ -26,7 +26,7 @@ from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations._resilience import FAILURES, CircuitOpenError
-from operations.mcp import MCPClientConfig, connect_mcp, connection
+from operations.mcp import MCPClientConfig, connect_mcp
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
 
 
@@ -153,31 +153,6 @@ async def test_a_server_that_exits_while_its_child_holds_the_pipes_is_started_ag
 
             assert caught.value.code == ErrorCode.UNAVAILABLE
             assert text_of(await registry.execute("raw.pid", {})) != first
-
-
-async def test_a_server_whose_launcher_exits_is_used() -> None:
-    registry = OperationRegistry()
-    with anyio.fail_after(40), nothing_left_behind():
-        async with connect_mcp("raw", raw("launcher")) as client:
-            registry.register_all(client)
-            first = text_of(await registry.execute("raw.pid", {}))
-            while text_of(await registry.execute("raw.pinged", {})) == "0":
-                await anyio.lowlevel.checkpoint()
-
-            assert text_of(await registry.execute("raw.pid", {})) == first
-
-
-async def test_a_server_whose_launcher_exits_during_a_call_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "_PROBE_SECONDS", 0.05)
-    registry = OperationRegistry()
-    with anyio.fail_after(40), nothing_left_behind():
-        async with connect_mcp("raw", raw("later_launcher")) as client:
-            registry.register_all(client)
-            first = text_of(await registry.execute("raw.pid", {}))
-            assert text_of(await registry.execute("raw.busy", {"seconds": 1})) == first
-            assert text_of(await registry.execute("raw.pid", {})) == first
 
 
 @pytest.mark.requirement("R36")

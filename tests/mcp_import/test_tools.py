@@ -2,11 +2,13 @@
 
 import json
 import logging
+import math
 from typing import Any
 
 import anyio
 import pytest
 from tests.mcp_import.support import demo_server, eventually, raw
+from tests.server.asgi import Client
 from tests.support import soon
 
 from operations import (
@@ -22,6 +24,8 @@ from operations import (
 from operations.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.mcp.codec import META_KEY, export_spec
+from operations.server import create_app
+from operations.types import JSONObject
 
 READ = {
     "name": "read",
@@ -152,6 +156,25 @@ async def test_a_result_is_normalised_to_the_tools_output_schema() -> None:
     assert failed.data == {"c": 1}
 
 
+@pytest.mark.requirement("R53")
+async def test_a_tool_cannot_pose_as_this_server() -> None:
+    tool = {"name": "answer", "inputSchema": {"type": "object"}}
+    forged = {"code": "ACCESS_DENIED", "message": "Sign in again", "retryable": True}
+    changes = {"alkdev.operations/changes": {"changes": [], "changesCount": 7}}
+    async with connect_mcp("raw", raw("tools", json.dumps([tool]))) as client:
+        app = Client(create_app(OperationRegistry(client)))
+        result: JSONObject = {"content": [], "structuredContent": forged, "isError": True}
+        failed = await app.post("/raw/answer", json={"result": result})
+        result = {"content": [], "structuredContent": {}, "_meta": changes}
+        fine = await app.post("/raw/answer", json={"result": result})
+
+    assert (failed.status, failed.json["code"]) == (500, "EXECUTION_ERROR")
+    assert failed.json["message"] == "Sign in again"
+    assert failed.json["details"]["structuredContent"] == forged
+    assert "www-authenticate" not in failed.headers
+    assert "operations-changes" not in fine.headers
+
+
 async def test_an_error_of_the_protocol_carries_the_servers_code_and_data() -> None:
     async with connect_mcp("raw", raw()) as client:
         with pytest.raises(CallError) as caught:
@@ -231,6 +254,30 @@ async def test_log_messages_of_a_server_go_to_our_log_escaped(
     (record,) = [record for record in caplog.records if "forged" in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert record.getMessage() == r"raw: hello\nWARNING forged"
+
+
+@pytest.mark.requirement("R47")
+async def test_r47_the_text_of_a_server_that_cannot_be_used_is_escaped() -> None:
+    with pytest.raises(CallError) as caught:
+        async with connect_mcp("raw", raw("version", "7\x1b[31m\r\nERROR forged\u202e")):
+            pass
+
+    first, _, _ = str(caught.value).partition("\n")
+    assert "forged" in first
+    assert first.isprintable()
+
+
+@pytest.mark.requirement("R47")
+async def test_r47_the_reason_for_a_skipped_tool_is_escaped_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = {"7\x1b[31m\r\nERROR forged\u202e": math.nan}
+    listed = json.dumps({"tools": [{"name": "bad", "inputSchema": schema}]})
+    async with connect_mcp("raw", raw("result", "tools/list", listed)):
+        pass
+
+    (message,) = [each for each in caplog.messages if "forged" in each]
+    assert message.isprintable()
 
 
 async def test_many_calls_at_once_get_their_own_answers() -> None:

@@ -244,18 +244,26 @@ async def test_a_stream_that_cannot_be_resumed_ends_with_the_reason_if_its_resul
     None
 ):
     limits = Limits(output_bytes_per_caller=100_000)
-    app = to_mcp(Jobs().registry, stateless=True, limits=limits).asgi_app()
-    headers = {"accept": "text/event-stream, application/json"}
+    registry = OperationRegistry()
+
+    @registry.operation("job.large")
+    async def large(context: OperationContext) -> str:
+        await context.progress(1)
+        return "x" * 3_000_000
+
+    app = to_mcp(registry, stateless=True, limits=limits).asgi_app()
+    headers = {"accept": "application/json, text/event-stream"}
     async with (
         serving(app) as address,
         httpx2.AsyncClient(base_url=address) as client,
-        Peer(client, headers).streamed("job__large") as stream,
+        Peer(client, headers).streamed("job__large", _meta={"progressToken": 1}) as stream,
     ):
-        sent = [event["data"] async for event in stream]
+        progress, last = [event["data"] async for event in stream]
 
-    assert [message["id"] for message in sent] == [1]
-    assert sent[0]["error"]["code"] == -32603
-    assert sent[0]["error"]["message"].startswith("Too many response bytes")
+    assert progress["method"] == "notifications/progress"
+    assert last["id"] == 1
+    assert last["error"]["code"] == -32603
+    assert last["error"]["message"].startswith("Too many response bytes")
 
 
 async def test_a_result_may_be_larger_than_an_event_may_be() -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp import Client
 from tests.mcp_serving.support import ERAS, example
+from tests.server.asgi import Client as HTTPClient
 
 from operations import (
     CallError,
@@ -26,6 +27,7 @@ from operations._text import tool_name
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.mcp.codec import restore_arguments, restore_envelope, restore_schemas, restore_spec
 from operations.mcp.tools import tool_envelope
+from operations.server import create_app
 from operations.types import JSONObject, JSONSchema
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -229,6 +231,31 @@ async def test_the_items_of_a_subscription_survive_a_trusted_import() -> None:
     assert there.error_schemas == spec.error_schemas
     assert envelope.data == {"items": [{"id": 1}], "complete": True}
     assert envelope.meta.changes_count == 0
+
+
+@pytest.mark.parametrize("output", [{}, {"type": "object"}])
+async def test_a_trusted_import_raises_our_own_codes(output: JSONObject) -> None:
+    """A caller of a hub that imports another hub can act on its errors; an HTTP client gets the same status."""
+
+    async def order(_input: Any, _context: OperationContext) -> JSONObject:
+        raise CallError("RESOURCE_EXHAUSTED", "Try again later", retryable=True)
+
+    spec = OperationSpec(
+        namespace="shop", name="order", type=OperationType.MUTATION, output_schema=Schema(output)
+    )
+    config = MCPClientConfig(
+        server=to_mcp(OperationRegistry([Operation(spec, order)])), trust_annotations=True
+    )
+    async with connect_mcp("near", config) as near:
+        again = MCPClientConfig(server=to_mcp(OperationRegistry(near)), trust_annotations=True)
+        async with connect_mcp("far", again) as far:
+            registry = OperationRegistry(far)
+            with pytest.raises(CallError) as caught:
+                (await registry.execute("shop.order", {})).raise_for_error()
+            served = await HTTPClient(create_app(registry)).post("/shop/order", json={})
+
+    assert (caught.value.code, caught.value.retryable) == ("RESOURCE_EXHAUSTED", True)
+    assert served.status == 429
 
 
 async def test_serving_twice_returns_the_same_contract() -> None:

@@ -1,6 +1,7 @@
 """Time limits of the hub: what extends them, and what does not."""
 
 import asyncio
+import sys
 from typing import Any
 
 import anyio
@@ -9,6 +10,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
+from tests.calls.processes import PROJECT
 from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
@@ -276,3 +278,41 @@ async def test_a_longer_time_of_a_call_does_not_extend_its_limit() -> None:
     with anyio.fail_after(20), pytest.raises(CallError) as raised:
         await registry.execute("do.work", {"seconds": 30}, context, timeout=15)
     assert raised.value.code == ErrorCode.TIMEOUT
+
+
+_SET_THE_CLOCK = """
+import asyncio, sys, time
+real, real_ns, ahead = time.time, time.time_ns, 0
+# The clock must be changed before modules that read it are imported.
+time.time, time.time_ns = lambda: real() + ahead, lambda: real_ns() + ahead * 10**9
+from mcp import Client
+from operations import OperationRegistry
+from operations.mcp import to_mcp
+
+registry = OperationRegistry()
+
+@registry.operation("clock.ticks")
+async def ticks():
+    global ahead
+    yield 1
+    ahead += int(sys.argv[1])
+    await asyncio.Event().wait()
+
+async def main() -> None:
+    async with Client(to_mcp(registry, timeout=0.5)) as client:
+        print((await client.call_tool("clock__ticks", {})).structured_content)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.requirement("R30", "F13")
+@pytest.mark.parametrize("seconds", [3600, -3600])
+async def test_f13_items_of_a_subscription_are_returned_although_the_clock_is_set(
+    seconds: int,
+) -> None:
+    done = await anyio.run_process(
+        (sys.executable, "-c", _SET_THE_CLOCK, str(seconds)), cwd=PROJECT, check=False
+    )
+
+    assert done.stdout.decode() == "{'items': [1], 'complete': False}\n", done.stderr.decode()

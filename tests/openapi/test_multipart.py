@@ -15,18 +15,15 @@ FILE = {"type": "string", "format": "binary"}
 
 def upload(
     properties: dict[str, Any],
-    headers: dict[str, Any],
+    encoding: dict[str, Any] | None = None,
     *,
     required: tuple[str, ...] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """A document whose one operation takes a form; `headers` are declared for its part `file`."""
-    media = {
-        "schema": {"type": "object", "properties": properties, "required": list(required)},
-        "encoding": {"file": {"headers": headers}},
-    }
-    body = {"required": True, "content": {"multipart/form-data": media}}
-    return document("/thing", "post", requestBody=body, **more)
+    """A document whose one operation takes a form."""
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    content = {"multipart/form-data": {"schema": schema, "encoding": encoding or {}}}
+    return document("/thing", "post", requestBody={"required": True, "content": content}, **more)
 
 
 async def parts(doc: dict[str, Any], echo: Echo, **arguments: Any) -> list[dict[str, Any]]:
@@ -47,6 +44,13 @@ async def refused(doc: dict[str, Any], echo: Echo, **arguments: Any) -> CallErro
     return caught.value
 
 
+def with_headers(
+    properties: dict[str, Any], headers: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    """A document with headers of the part `file`."""
+    return upload(properties, {"file": {"headers": headers}}, **more)
+
+
 async def test_headers_of_a_part_are_an_argument(echo: Echo) -> None:
     headers = {
         "X-Rate": {"schema": {"type": "integer"}},
@@ -56,7 +60,10 @@ async def test_headers_of_a_part_are_an_argument(echo: Echo) -> None:
     }
     given = {"X-Rate": 7, "X-Tags": ["a", "b"], "X-Meta": {"k": 1}}
     (part,) = await parts(
-        upload({"file": FILE}, headers), echo, body={"file": "AAE="}, part_headers={"file": given}
+        with_headers({"file": FILE}, headers),
+        echo,
+        body={"file": "AAE="},
+        part_headers={"file": given},
     )
 
     assert part["content"] == b"\0\1"
@@ -70,7 +77,7 @@ async def test_headers_of_a_part_are_an_argument(echo: Echo) -> None:
 
 
 async def test_headers_of_a_part_are_checked_like_other_arguments(echo: Echo) -> None:
-    doc = upload({"file": STRING}, {"X-Rate": {"schema": {"type": "integer"}}})
+    doc = with_headers({"file": STRING}, {"X-Rate": {"schema": {"type": "integer"}}})
     wrongs: list[Any] = [{"file": {"X-Rate": "x"}}, {"file": {"X-Nope": 1}}, {"nope": {}}, 7]
     for wrong in wrongs:
         await refused(doc, echo, body={"file": "x"}, part_headers=wrong)
@@ -80,7 +87,7 @@ async def test_headers_of_a_part_are_checked_like_other_arguments(echo: Echo) ->
 async def test_a_required_header_with_a_value_of_its_own_needs_no_argument(
     schema: Any, echo: Echo
 ) -> None:
-    doc = upload({"file": STRING}, {"X-Kind": {"required": True, "schema": schema}})
+    doc = with_headers({"file": STRING}, {"X-Kind": {"required": True, "schema": schema}})
     (part,) = await parts(doc, echo, body={"file": "x"})
     assert part["headers"]["x-kind"] == "a"
 
@@ -90,13 +97,13 @@ async def test_no_header_is_invented(echo: Echo) -> None:
         "X-Optional": {"schema": {"const": "a"}},
         "X-Example": {"schema": {"type": "string", "example": "a"}, "example": "b"},
     }
-    (part,) = await parts(upload({"file": STRING}, headers), echo, body={"file": "x"})
+    (part,) = await parts(with_headers({"file": STRING}, headers), echo, body={"file": "x"})
     assert set(part["headers"]) == {"content-disposition"}
 
 
 async def test_a_required_header_must_be_given_with_its_part(echo: Echo) -> None:
     headers = {"X-Sum": {"required": True, "schema": STRING}}
-    doc = upload({"file": STRING, "note": STRING}, headers)
+    doc = with_headers({"file": STRING, "note": STRING}, headers)
     (part,) = await parts(doc, echo, body={"note": "x"})
     assert part["name"] == "note"
     error = await refused(doc, echo, body={"file": "x"})
@@ -105,7 +112,7 @@ async def test_a_required_header_must_be_given_with_its_part(echo: Echo) -> None
 
 
 def test_a_required_header_of_a_required_part_is_in_the_schema() -> None:
-    doc = upload(
+    doc = with_headers(
         {"file": STRING}, {"X-Sum": {"required": True, "schema": STRING}}, required=("file",)
     )
     (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api"))
@@ -115,7 +122,7 @@ def test_a_required_header_of_a_required_part_is_in_the_schema() -> None:
 
 
 async def test_every_item_of_a_list_can_have_headers_of_its_own(echo: Echo) -> None:
-    doc = upload({"file": {"type": "array", "items": FILE}}, {"X-Sum": {"schema": STRING}})
+    doc = with_headers({"file": {"type": "array", "items": FILE}}, {"X-Sum": {"schema": STRING}})
     body = {"file": ["AAE=", "AAI="]}
     given = {"file": [{"X-Sum": "one"}, {"X-Sum": "two"}]}
     both = await parts(doc, echo, body=body, part_headers=given)
@@ -133,7 +140,7 @@ async def test_declared_headers_may_be_references_and_broken_ones_are_skipped(
         "Content-Type": {"schema": {"const": "text/evil"}, "required": True},
         "Content-Disposition": {"schema": {"const": "attachment"}, "required": True},
     }
-    doc = upload(
+    doc = with_headers(
         {"file": STRING}, headers, components={"headers": {"Sum": {"schema": {"type": "integer"}}}}
     )
     (part,) = await parts(doc, echo, body={"file": "x"}, part_headers={"file": {"X-Sum": 3}})
@@ -142,7 +149,7 @@ async def test_declared_headers_may_be_references_and_broken_ones_are_skipped(
 
 @pytest.mark.requirement("R03")
 async def test_no_header_of_a_part_can_add_a_line(echo: Echo) -> None:
-    doc = upload({"file": STRING}, {"X-Note": {"schema": STRING}})
+    doc = with_headers({"file": STRING}, {"X-Note": {"schema": STRING}})
     for hostile in ("a\r\nX-Evil: 1", "a\nb", "a\0b"):
         given = {"file": {"X-Note": hostile}}
         await refused(doc, echo, body={"file": "x"}, part_headers=given)
@@ -150,14 +157,14 @@ async def test_no_header_of_a_part_can_add_a_line(echo: Echo) -> None:
 
 async def test_a_transfer_encoding_is_declared_and_applied(echo: Echo) -> None:
     headers = {"Content-Transfer-Encoding": {"required": True, "schema": {"enum": ["base64"]}}}
-    (part,) = await parts(upload({"file": FILE}, headers), echo, body={"file": "AAE="})
+    (part,) = await parts(with_headers({"file": FILE}, headers), echo, body={"file": "AAE="})
     assert part["headers"]["content-transfer-encoding"] == "base64"
     assert part["content"] == b"\0\1"  # the reader takes it off again
     assert b"AAE=" in echo.seen[0].body
 
 
 async def test_the_argument_is_renamed_if_the_document_uses_its_name(echo: Echo) -> None:
-    doc = upload(
+    doc = with_headers(
         {"file": STRING, "part_headers": STRING},
         {"X-Sum": {"schema": STRING}},
         parameters=[{"name": "part_headers_", "in": "query", "schema": STRING}],
@@ -182,9 +189,8 @@ async def test_the_argument_is_renamed_if_the_document_uses_its_name(echo: Echo)
 
 
 async def test_a_style_does_not_convert_files_to_text(echo: Echo) -> None:
-    doc = upload({"file": {"type": "array", "items": FILE}}, {})
-    media = doc["paths"]["/thing"]["post"]["requestBody"]["content"]["multipart/form-data"]
-    media["encoding"] = {"file": {"style": "form", "explode": True}}
+    encoding = {"file": {"style": "form", "explode": True}}
+    doc = upload({"file": {"type": "array", "items": FILE}}, encoding)
     both = await parts(doc, echo, body={"file": ["AAE=", "AAI="]})
     assert [part["content"] for part in both] == [b"\0\1", b"\0\2"]
 
@@ -231,7 +237,7 @@ async def test_a_body_of_several_types_can_name_its_type(echo: Echo) -> None:
 async def test_the_type_of_a_part_keeps_its_quotes_and_cannot_end_its_header(echo: Echo) -> None:
     echo.seen.clear()
     file = {"text": "hi", "filename": "a.txt"}
-    async with imported(upload({"file": FILE}, {}), base_url=echo.url) as registry:
+    async with imported(upload({"file": FILE}), base_url=echo.url) as registry:
         kind = 'text/plain; charset="utf-8"'
         await registry.execute("api.call", {"body": {"file": {**file, "contentType": kind}}})
         with pytest.raises(CallError) as caught:
@@ -273,7 +279,7 @@ NULL = {"type": "null"}
 )
 async def test_a_file_is_recognised_in_a_union(schema: dict[str, Any], echo: Echo) -> None:
     named = {"schemas": {"Optional": {"anyOf": [FILE, NULL]}}}
-    doc = upload({"file": schema}, {}, components=named)
+    doc = upload({"file": schema}, components=named)
     for value in ("AAE=", b"\0\1", {"content": "AAE=", "filename": "file"}):
         (part,) = await parts(doc, echo, body={"file": value})
         assert (part["content"], part["filename"]) == (b"\0\1", "file")
@@ -288,7 +294,7 @@ async def test_a_file_is_recognised_in_a_union(schema: dict[str, Any], echo: Ech
     ],
 )
 async def test_files_are_recognised_in_an_optional_list(schema: dict[str, Any], echo: Echo) -> None:
-    found = await parts(upload({"file": schema}, {}), echo, body={"file": ["AAE=", "AAI="]})
+    found = await parts(upload({"file": schema}), echo, body={"file": ["AAE=", "AAI="]})
     assert [(part["content"], part["filename"]) for part in found] == [
         (b"\0\1", "file"),
         (b"\0\2", "file"),
@@ -299,8 +305,8 @@ async def test_files_are_recognised_in_an_optional_list(schema: dict[str, Any], 
     "schema", [{"type": ["string", "null"], "format": "binary"}, {**FILE, "nullable": True}]
 )
 async def test_an_optional_file_may_be_null(schema: dict[str, Any], echo: Echo) -> None:
-    assert await parts(upload({"file": schema}, {}), echo, body={"file": None}) == []
-    doc = upload({"file": schema}, {}, required=("file",))
+    assert await parts(upload({"file": schema}), echo, body={"file": None}) == []
+    doc = upload({"file": schema}, required=("file",))
     (part,) = await parts(doc, echo, body={"file": None})
     assert (part["content"], part["filename"]) == (b"", None)
 
@@ -404,7 +410,7 @@ async def test_a_forbidden_part_is_not_a_file(echo: Echo) -> None:
 
 
 async def test_text_stays_text_where_a_file_is_possible(echo: Echo) -> None:
-    doc = upload({"file": {"anyOf": [STRING, FILE]}}, {})
+    doc = upload({"file": {"anyOf": [STRING, FILE]}})
     (part,) = await parts(doc, echo, body={"file": "AAE="})
     assert (part["content"], part["filename"]) == (b"AAE=", None)
 
@@ -436,3 +442,20 @@ async def test_a_form_with_an_optional_file_is_preferred_to_json(echo: Echo) -> 
     doc = document("/thing", "post", requestBody={"content": content})
     (part,) = await parts(doc, echo, body={"file": "AAE="})
     assert part["content"] == b"\0\1"
+
+
+@pytest.mark.parametrize("schema", [STRING, FILE])
+@pytest.mark.parametrize("field", ["photo", "photos", "title"])
+async def test_a_file_of_this_process_is_sent_in_a_form_and_not_in_json(
+    schema: dict[str, Any], field: str, echo: Echo
+) -> None:
+    def described(photo: dict[str, Any]) -> dict[str, Any]:
+        photos = {"type": "array", "items": photo}
+        properties = {"photo": photo, "photos": photos, "title": STRING}
+        return {"schema": {"type": "object", "properties": properties}}
+
+    content = {"application/json": described(schema), "multipart/form-data": described(FILE)}
+    doc = document("/thing", "post", requestBody={"content": content})
+    (part,) = await parts(doc, echo, body={field: [b"hi"] if field == "photos" else b"hi"})
+
+    assert part["content"] == b"hi"

@@ -126,29 +126,6 @@ async def test_a_rule_decides_by_operation() -> None:
             URLPaging(next="/@odata.nextLink"),
         ),
         (
-            {
-                "x-speakeasy-pagination": {
-                    "type": "offsetLimit",
-                    "inputs": [
-                        {"name": "offset", "in": "parameters", "type": "offset"},
-                        {"name": "limit", "in": "parameters", "type": "limit"},
-                    ],
-                    "outputs": {"results": "$.data.items"},
-                }
-            },
-            OffsetPaging(argument="offset", limit="limit", items="/data/items"),
-        ),
-        (
-            {
-                "x-speakeasy-pagination": {
-                    "type": "cursor",
-                    "inputs": [{"name": "after", "in": "parameters", "type": "cursor"}],
-                    "outputs": {"nextCursor": "$.next"},
-                }
-            },
-            CursorPaging(argument="after", next="/next"),
-        ),
-        (
             {"responses": {"200": {"description": "", "headers": {"Link": {}}}}},
             LinkPaging(),
         ),

@@ -27,6 +27,7 @@ from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.transport import HTTPRequest
+from operations.schema import Schema
 
 STRING = {"type": "string"}
 HOSTILE = [
@@ -695,3 +696,30 @@ def test_descriptions_with_invisible_characters_are_reported(
     assert message.endswith(
         "the descriptions of 1 operation contain invisible characters, for example that of api.call"
     )
+
+
+FORGED = "X\x1b[31m\r\nERROR forged\u202e"
+
+
+@pytest.mark.requirement("R47")
+def test_r47_texts_of_a_document_are_escaped_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    hostile: Any = document(description=FORGED)
+    hostile["info"]["title"] = FORGED
+    hostile["paths"]["/" + FORGED] = {"get": {"parameters": [{"name": "a", "in": FORGED}]}}
+    itself = {"$ref": "#/components/schemas/" + FORGED}
+    hostile["paths"]["/thing"]["get"]["responses"]["200"]["content"]["application/json"] = {
+        "schema": itself
+    }
+    hostile["components"] = {
+        "schemas": {FORGED: {"allOf": [itself]}},
+        "securitySchemes": {FORGED: {"type": "http", "scheme": "bearer"}},
+    }
+    for operation in from_openapi(
+        hostile, HTTPServiceConfig(namespace="api", credentials={"key": "k"})
+    ):
+        operation.spec.output_schema.compile()
+    for keyword in ({"type": FORGED}, {"pattern": "(?=a)" + FORGED}):
+        Schema({"properties": {FORGED: keyword}}, lenient=True).errors({FORGED: "a"})
+
+    assert len(caplog.messages) >= 6
+    assert all(message.isprintable() for message in caplog.messages)

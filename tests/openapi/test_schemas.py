@@ -56,7 +56,7 @@ REF = {"$ref": "#/components/schemas/A"}
         ({"required": ["a", "a", 1]}, {"required": ["a"]}),
         ({"enum": [], "allOf": [], "properties": [], "pattern": 7}, {}),
         ({"properties": {"a": None, "b": "x"}}, {"properties": {"a": True, "b": True}}),
-        ({"dependencies": {"a": ["b"], "c": {"type": "object"}}},
+        ({"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"c": {"type": "object"}}},
          {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"c": {"type": "object"}}}),
         ({"multipleOf": 0}, {}),
         ({"pattern": "[", "maxLength": 3}, {"maxLength": 3}),

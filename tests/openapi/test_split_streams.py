@@ -163,68 +163,6 @@ async def test_a_required_stream_property_need_not_be_given(kind: str, flatten: 
     assert server.bodies == [{"prompt": "x", "stream": False}, {"prompt": "x", "stream": True}]
 
 
-@pytest.mark.parametrize("kind", ["union", "base", "nested"])
-async def test_a_required_stream_property_of_an_alternative_is_set(kind: str) -> None:
-    doc = chat({"type": "boolean"})
-    content = doc["paths"]["/chat"]["post"]["requestBody"]["content"][JSON]
-    base = content["schema"]
-    base["required"] = ["prompt", "stream"]
-    base["properties"]["kind"] = {"type": "string"}
-    schemas = doc["components"] = {"schemas": {"Chat": base}}
-    reference = {"$ref": "#/components/schemas/Chat"}
-    own = {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}
-    audio = {
-        "type": "object",
-        "properties": {"voice": {"type": "integer"}},
-        "required": ["voice"],
-        "additionalProperties": False,
-    }
-    if kind == "base":
-        base["discriminator"] = {"propertyName": "kind"}
-        schemas["schemas"]["Model"] = {"allOf": [reference, own]}
-        content["schema"] = reference
-    else:
-        members = [{"allOf": [reference, own]}, audio]
-        union = {"oneOf": members, "description": "Either."}
-        content["schema"] = {"allOf": [union]} if kind == "nested" else union
-    server = Chat()
-    async with talking(doc, server) as registry:
-        body = {"body": {"prompt": "x", "model": "m"}}
-        await registry.execute("api.call", body)
-        assert await items(registry, "api.call.stream", body) == [{"delta": "a"}, {"delta": "b"}]
-        with pytest.raises(CallError, match=r"prompt|body"):
-            await registry.execute("api.call", {"body": {"model": "m"}})
-        if kind != "base":
-            await registry.execute("api.call", {"body": {"voice": 1}})
-            await items(registry, "api.call.stream", {"body": {"voice": 1}})
-    sent = [{**body["body"], "stream": False}, {**body["body"], "stream": True}]
-    # A closed alternative without the property is unchanged.
-    assert server.bodies == sent + ([] if kind == "base" else [{"voice": 1}] * 2)
-
-
-async def test_the_alternative_that_streams_is_chosen() -> None:
-    doc = chat()
-    content = doc["paths"]["/chat"]["post"]["requestBody"]["content"][JSON]
-    content["schema"] = {
-        "oneOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "prompt": {"type": "string"},
-                    "stream": {"enum": [streams], "type": "boolean"},
-                },
-                "required": ["prompt", "stream"],
-            }
-            for streams in (False, True)
-        ]
-    }
-    server = Chat()
-    async with talking(doc, server) as registry:
-        await registry.execute("api.call", {"body": {"prompt": "x"}})
-        await items(registry, "api.call.stream", {"body": {"prompt": "x"}})
-    assert server.bodies == [{"prompt": "x", "stream": False}, {"prompt": "x", "stream": True}]
-
-
 async def test_a_required_stream_property_with_one_value_is_set_if_it_fits() -> None:
     server = Chat()
     doc = chat({"type": "boolean", "enum": [True]})

@@ -51,6 +51,33 @@ async def test_each_event_is_an_envelope_with_its_type_and_id() -> None:
     assert first.meta.content_type == "text/event-stream"
 
 
+@pytest.mark.requirement("R55")
+async def test_r55_other_tasks_run_during_a_flood_of_tiny_events() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b"data: 1\n\n" * 20_000)
+        return response
+
+    turns = items = longest = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    async with serving(respond) as url, imported(streaming(), base_url=url) as registry:
+        last = turns
+        async for _ in registry.subscribe("api.call", {}):
+            items = items + 1 if turns == last else 1
+            last, longest = turns, max(longest, items)
+    other.cancel()
+
+    # Without turns in between, the events of each read of the socket would be delivered at once.
+    assert longest <= 1000
+
+
 def test_a_stream_is_a_subscription_in_every_version() -> None:
     swagger = {
         "swagger": "2.0",

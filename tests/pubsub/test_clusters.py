@@ -35,7 +35,7 @@ from tests.servers import (
 from operations.calls import PendingRequestMap, serve_calls
 from operations.config import load_config
 from operations.errors import TransportError
-from operations.hub.sources import connect_broker
+from operations.hub.opening import connect_broker
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.registry import OperationRegistry

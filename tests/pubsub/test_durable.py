@@ -532,6 +532,7 @@ async def test_f15_no_message_stops_the_reader_of_a_durable_queue(
                     assert result.data == 1 + number
 
 
+@pytest.mark.alone
 async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
     jetstream: Broker,
 ) -> None:

@@ -12,6 +12,7 @@ from tests.receivers import SilentReceiver
 from tests.servers import Broker, RedisServer, running
 
 from operations.errors import TransportError
+from operations.pubsub.base import Delivery
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis import RedisTarget, connect_redis
 from operations.pubsub.redis.connection import Connector, ask
@@ -47,7 +48,7 @@ async def test_f6_a_server_that_stops_reading_is_detected_while_many_messages_wa
             # More than the socket takes, and more than may wait for it.
             sending = [asyncio.create_task(target.send(box, large)) for _ in range(6)]
             with anyio.fail_after(30):
-                await until(lambda: not target.link.is_up)
+                await until(lambda: not target.link.up.is_set())
             server.process.send_signal(signal.SIGCONT)
             await asyncio.gather(*sending, return_exceptions=True)
 
@@ -66,10 +67,14 @@ async def test_f33_a_blocked_event_loop_is_not_a_silent_server(
     assert "the connection to Redis was lost" not in caplog.text
 
 
-async def test_a_client_is_restored_when_the_last_broken_reader_is_closed() -> None:
+async def test_a_client_sends_and_is_restored_although_a_reader_stays_broken() -> None:
     class Noting(SilentReceiver):
         def __init__(self) -> None:
             self.lost_again, self.restored_again = asyncio.Event(), asyncio.Event()
+            self.arrived = asyncio.Event()
+
+        def receive(self, delivery: Delivery) -> None:
+            self.arrived.set()
 
         def lost(self, reason: str) -> None:
             self.lost_again.set()
@@ -89,7 +94,9 @@ async def test_a_client_is_restored_when_the_last_broken_reader_is_closed() -> N
                 await receiver.lost_again.wait()
                 assert isinstance(target, RedisTarget)
                 connections = target.connections
-                await until(lambda: [each.is_up for each in connections].count(False) == 1)
+                await until(lambda: [each.up.is_set() for each in connections].count(False) == 1)
+                await target.send(kept, b"{}")
+                await receiver.arrived.wait()
                 await broken.aclose()
                 await receiver.restored_again.wait()
             assert target.is_connected

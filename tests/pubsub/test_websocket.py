@@ -15,6 +15,7 @@ from tests.calls.waiting import until
 from tests.proxies import running_proxy
 from tests.receivers import SilentReceiver
 from tests.servers import free_port
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
@@ -121,6 +122,34 @@ async def test_a_peer_that_sends_and_leaves_before_anyone_listens_is_noticed() -
         ) as target:
             await target.send("peer", SMALL)
         await asyncio.wait_for(noticed.wait(), 20)
+
+
+async def test_calls_of_a_large_frame_start_before_all_its_messages_are_read() -> None:
+    order: list[str] = []
+    received = asyncio.Event()
+
+    class Starter(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            order.append("message")
+            # As a worker starts a call: in the next turn of the event loop.
+            asyncio.get_running_loop().call_soon(order.append, "start")
+            if order.count("message") == 100:
+                received.set()
+
+    async def listen(target: AcceptedTarget) -> None:
+        await target.listen((), Starter())
+        await target.wait_closed()
+
+    async with serve_websocket(listen) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"ws://127.0.0.1:{port}"
+        async with connect(url, additional_headers={BATCHES: "1"}) as peer:
+            await peer.send(
+                b"\n".join([b'{"type":"call.responded","payload":{}}'] * 100), text=True
+            )
+            await asyncio.wait_for(received.wait(), 20)
+
+    assert order.index("start") < 50
 
 
 async def test_a_connection_cannot_be_used_on_another_event_loop() -> None:

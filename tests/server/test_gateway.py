@@ -80,6 +80,13 @@ async def test_requests_that_do_not_match_are_rejected(target: str) -> None:
     assert (await serving().get(target)).status == 422
 
 
+async def test_an_integer_may_be_written_as_a_number_with_zero_decimals() -> None:
+    client = serving()
+
+    assert ids(await client.get("/search?limit=1.0")) == ["task.get"]
+    assert ids(await client.post("/search", json={"limit": 1.0})) == ["task.get"]
+
+
 async def test_a_request_that_does_not_match_is_reported_with_its_path() -> None:
     response = await serving().post("/batch", json={"calls": [{"operation": 7}]})
 
@@ -91,14 +98,11 @@ async def test_a_request_that_does_not_match_is_reported_with_its_path() -> None
 @pytest.mark.parametrize(
     ("target", "advice"),
     [
-        ("/search?q=x", "q is not a known parameter. Known here: query, limit, namespace, tags"),
-        ("/search?querry=x", 'querry is not a known parameter. Did you mean "query"?'),
-        ("/search?q=x&w=1&v=2&u=3&p=4&r=5", "q is not a known parameter. Known here: query"),
+        ("/search?q=x", "/q is not a known property"),
+        ("/search?querry=x", '/querry is not a known property. Did you mean "query"?'),
     ],
 )
-async def test_an_unknown_parameter_is_reported_with_those_that_exist(
-    target: str, advice: str
-) -> None:
+async def test_an_unknown_parameter_is_reported(target: str, advice: str) -> None:
     response = await serving().get(target)
 
     assert response.json["message"].startswith(f"Invalid request: {advice}")
@@ -109,9 +113,8 @@ async def test_an_unknown_parameter_is_reported_with_those_that_exist(
 async def test_a_repeated_or_unreadable_parameter_is_malformed() -> None:
     client = serving()
 
-    assert (await client.get("/search?query=a&query=b")).status == 400
+    assert (await client.get("/search?query=a&query=b")).status == 422
     assert (await client.get("/search?query=%ff")).status == 400
-    assert (await client.get("/subscribe?operation=task.watch&input={")).status == 400
 
 
 @pytest.mark.requirement("R07")

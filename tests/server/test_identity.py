@@ -265,7 +265,13 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
     return jwt.encode(held, key, algorithm, headers={"kid": kid})
 
 
-@pytest.mark.requirement("R23")
+def critical() -> str:
+    """Return a token with an extension that its verifier must understand."""
+    claims = jwt.decode(token(), options={"verify_signature": False})
+    return jwt.encode(claims, KEY, "ES256", headers={"kid": "one", "crit": ["x"], "x": 1})
+
+
+@pytest.mark.requirement("R23", "R51")
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -279,6 +285,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         (lambda: token(aud=...), 401),
         (lambda: token(iss="https://evil.example"), 401),
         (lambda: token(iss=...), 401),
+        (lambda: token(iss="https"), 401),
         (lambda: token(exp=time.time() - 3600), 401),
         (lambda: token(exp=...), 401),
         (lambda: token(nbf=time.time() + 3600), 401),
@@ -289,6 +296,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         (lambda: token(key="secret" * 10, algorithm="HS256"), 401),
         (lambda: token(key=None, algorithm="none"), 401),
         (lambda: token()[:-4] + "AAAA", 401),
+        (critical, 401),
         (lambda: "not.a.token", 401),
         (lambda: "x" * 20_000, 401),
     ],
@@ -303,6 +311,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         "no audience",
         "other issuer",
         "no issuer",
+        "part of the issuer",
         "expired",
         "no expiry",
         "not yet",
@@ -313,6 +322,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         "shared secret",
         "unsigned",
         "altered",
+        "critical header",
         "no token",
         "too long",
     ],

@@ -1,5 +1,6 @@
 """The document, metrics, probes, and mounted applications."""
 
+import re
 from typing import Any
 
 import pytest
@@ -124,3 +125,16 @@ async def test_a_wrong_credential_is_rejected_at_every_path_but_the_console(cons
         status = (await client.get(target, headers=wrong)).status
         assert status == (200 if console else 401)
     assert (await client.get("/made/up", headers=ALICE)).status == 404
+
+
+async def test_the_page_of_the_console_preloads_every_module() -> None:
+    client, _ = serving(console=True)
+    page = (await client.get("/")).body.decode()
+
+    loaded = re.findall(r'rel="modulepreload" href="(~console/\w[\w-]*\.js)"', page)
+    imported = {"~console/main.js"}
+    for name in loaded:
+        text = (await client.get(f"/{name}")).body.decode()
+        imported |= {f"~console/{each}" for each in re.findall(r' from "\./(.+)"', text)}
+
+    assert set(loaded) == imported

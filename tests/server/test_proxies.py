@@ -285,6 +285,7 @@ async def test_calls_and_streams_stop_with_their_callers(kind: str, tmp_path: Pa
             await world.stopped.wait()
 
 
+@pytest.mark.alone
 @on_each
 async def test_a_stopped_server_neither_fails_nor_delays_requests(
     kind: str, tmp_path: Path

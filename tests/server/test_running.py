@@ -47,79 +47,10 @@ def test_the_server_listens_on_loopback_by_default(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("host", "expected"),
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
-     ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False), ("unix:/run/hub.sock", True)],
+     ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
 )  # fmt: skip
 def test_loopback_addresses_are_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
-
-
-async def test_a_server_listens_on_a_unix_socket(tmp_path: Path) -> None:
-    path = tmp_path / "hub.sock"
-    registry, seen = OperationRegistry(), list[Any]()
-
-    @registry.operation("test.run")
-    async def run() -> str:
-        return "finished"
-
-    async def note(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope.get("client"))
-        await app(scope, receive, send)
-
-    app = create_app(registry, websocket=True)
-    forwarded = {"X-Forwarded-For": "10.1.2.3"}
-    with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(path))
-    with anyio.fail_after(20):
-        async with (
-            running(note, host=f"unix:{path}", trusted_proxies=["*"]) as url,
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
-        ):
-            assert url == f"http://unix:{path}:"
-            response = await session.post("http://localhost/test/run", headers=forwarded)
-            assert await response.json() == "finished"
-            async with session.ws_connect("http://localhost/ws"):
-                pass
-            assert (await session.get("http://evil.example/test/run")).status == 421
-            with pytest.raises(OSError, match="in use"):
-                async with running(app, host=f"unix:{path}"):
-                    pass
-    assert seen[1][0] == "10.1.2.3"
-    assert not path.exists()
-
-
-def test_a_server_removes_only_its_own_socket(tmp_path: Path) -> None:
-    config = ListenConfig(host=f"unix:{tmp_path / 'hub.sock'}")
-    with ExitStack() as first, ExitStack() as second:
-        # It finishes its calls, but no longer listens.
-        first.enter_context(listen(config)).close()
-        second.enter_context(listen(config))
-        first.close()
-        assert list(tmp_path.iterdir())
-        second.close()
-        assert not list(tmp_path.iterdir())
-
-
-def test_a_socket_of_a_busy_server_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "hub.sock"
-    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as client:
-        busy.bind(str(path))
-        busy.listen(0)
-        client.connect(str(path))
-        with pytest.raises(OSError, match="in use"), listen(ListenConfig(host=f"unix:{path}")):
-            pass
-    assert path.is_socket()
-
-
-async def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
-    path = tmp_path / "notes"
-    path.write_text("keep")
-    with pytest.raises(OSError, match="in use"):
-        async with running(create_app(OperationRegistry()), host=f"unix:{path}"):
-            pass
-    assert path.read_text() == "keep"
-
-    with pytest.raises(ValueError, match="absolute path"):
-        running(create_app(OperationRegistry()), host="unix:hub.sock")
 
 
 async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> None:
@@ -195,6 +126,21 @@ async def test_a_subscription_that_outlives_the_grace_ends_with_an_error(
             assert b'event: error\ndata: {"code":"UNAVAILABLE"' in await response.content.read()
 
 
+async def test_a_subscription_that_can_be_resumed_does_not_delay_a_shutdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_module, "GRACE", 60)
+    with anyio.fail_after(20):
+        async with aiohttp.ClientSession() as client:
+            async with running(create_app(_watched(meta={"resume": {"id": ""}}))) as url:
+                response = await client.get(f"{url}/test/watch")
+                assert await response.content.readline() == b"id: 1\n"
+            events = await response.content.read()
+
+    assert b'event: error\ndata: {"code":"UNAVAILABLE"' in events
+    assert b'"retryable":true' in events
+
+
 async def test_a_server_with_its_own_loop_shuts_down_as_gracefully(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,10 +197,10 @@ async def test_f25_a_call_over_http_that_outlives_the_grace_ends_with_an_error(
     assert failed.get("retryable", False) is (kind == "query" and path != "/mcp")
 
 
-def _watched() -> OperationRegistry:
+def _watched(**options: Any) -> OperationRegistry:
     registry = OperationRegistry()
 
-    @registry.operation("test.watch")
+    @registry.operation("test.watch", **options)
     async def watch() -> AsyncIterator[int]:
         yield 1
         await asyncio.Event().wait()
@@ -397,14 +343,7 @@ async def test_the_server_does_not_name_itself() -> None:
 def test_an_mcp_server_in_place_of_its_settings_is_rejected_at_once() -> None:
     registry = OperationRegistry()
     with pytest.raises(TypeError, match="MCPServerSettings"):
-        create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("option", ["websocket", "console"])
-def test_other_applications_are_rejected(option: str) -> None:
-    options: Any = {option: create_app(OperationRegistry())}
-    with pytest.raises(TypeError, match=f"{option} must be True or False, not _App"):
-        create_app(OperationRegistry(), **options)
+        create_app(registry, mcp=to_mcp(registry, disclosure="gateway"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["heartbeat", "timeout"])

@@ -1,6 +1,8 @@
 import asyncio
 import logging
+import os
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -8,7 +10,7 @@ from tests.support import soon
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.authority import Grants
-from operations.telemetry import Audit, AuditRecord
+from operations.telemetry import Audit, AuditFile, AuditRecord
 
 
 @pytest.mark.requirement("R46")
@@ -100,3 +102,35 @@ async def test_an_abandoned_handler_is_recorded(registry: OperationRegistry) -> 
 
     assert {record.outcome for record in records} == {"abandoned", "TIMEOUT"}
     await registry.aclose()
+
+
+@pytest.mark.requirement("R46")
+async def test_records_can_be_written_to_a_pipe(
+    registry: OperationRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    file = AuditFile(pipe)
+    registry.observe(Audit(file))
+    with pytest.raises(CallError):
+        await registry.execute("test.nope", {})
+    file.close()
+
+    assert b"OPERATION_NOT_FOUND" in os.read(reader, 10_000)
+    assert "cannot be written" not in caplog.text
+    os.close(reader)
+
+
+@pytest.mark.requirement("R46")
+async def test_a_call_that_ends_after_closing_leaves_a_record(
+    registry: OperationRegistry, tmp_path: Path
+) -> None:
+    file = AuditFile(tmp_path / "audit")
+    registry.observe(Audit(file))
+    file.close()
+    for _ in range(2):
+        with pytest.raises(CallError):
+            await registry.execute("test.nope", {})
+
+    assert (tmp_path / "audit").read_text().count("OPERATION_NOT_FOUND") == 2

@@ -51,11 +51,11 @@ from operations._pipeline.reports import (
     report_start,
 )
 from operations._resilience import TimeLimit
+from operations._text import printable
 from operations.access import access_denied, has_delegated_authority
 from operations.channel import CLOSED
 from operations.context import OperationContext
 from operations.envelopes import (
-    MAX_CHANGES,
     DescribedEnvelope,
     LocalResponseMeta,
     MCPResponseMeta,
@@ -117,7 +117,11 @@ def has_authority(plan: CallPlan, context: OperationContext) -> bool:
     # The authority is valid for one operation: a handler that forwards its own context gains no other access.
     if context.authority is not None and context.authority[1] == plan.id:
         return True
-    return has_delegated_authority(plan.spec.access_control, context.identity, plan.id)
+    identity = context.identity
+    if identity is None or identity.grant is None:
+        # The usual caller, without a further function call.
+        return False
+    return has_delegated_authority(plan.spec.access_control, identity, plan.id)
 
 
 async def guard(
@@ -202,15 +206,15 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
         plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
         if plain is not value:
             reject_masked(plain, value)
-        if plan.accepts(plain):
-            return plan, plain if held is None else held.restore(plain)
-        if plain is None and plan.accepts({}):
+        is_accepted = plan.accepts(plain)
+        if not is_accepted and plain is None and plan.accepts({}):
             return plan, {}
-        if context.lenient:
+        if not is_accepted and context.lenient:
             converted = convert_input(plan.spec.input_schema.compile(), plain)
             if converted is not None:
-                plain, plan = converted.value, noting(plan, converted.changes)
-                return plan, plain if held is None else held.restore(plain)
+                plain, plan, is_accepted = converted.value, noting(plan, converted.changes), True
+        if is_accepted:
+            return plan, plain if held is None else held.restore(plain)
     except JSONValueError as error:
         failure = error  # reported below, with its path
     schema = plan.spec.input_schema
@@ -236,30 +240,23 @@ async def invoke(
             began = perf_counter()
     try:
         # Check access before validation, so that a caller without access learns nothing about the input.
-        permits, identity = plan.permits, context.identity
-        try:
-            grant = None if identity is None else identity.grant
-        except Exception as error:
-            raise _denied(plan) from error
-        if grant is not None or (
-            permits is not None and not context.trusted and not permits(identity)
-        ):
+        identity = context.identity
+        if identity is not None or plan.permits is not None:
             enter(plan, context)
-        flat = plan.flat
-        if flat is None:
-            plan, value = admit(plan, value, context)
-        else:
+        grant = None if identity is None else identity.grant
+        plain: Any = None
+        is_whole = False
+        if plan.flat is not None:
             try:
                 # Validate and convert to plain JSON in C, which removes unknown properties.
-                plain = flat(_pack(value))
-                if len(plain) == len(value):
-                    value = plain
-                else:
-                    plan, value = admit(plan, value, context)
-            except CallError:
-                raise
-            except Exception:  # noqa: BLE001 - the general way explains any error
-                plan, value = admit(plan, value, context)
+                plain = plan.flat(_pack(value))
+                is_whole = len(plain) == len(value)
+            except Exception:  # noqa: BLE001, S110 - the general way explains any error
+                pass
+        if is_whole:
+            value = plain
+        else:
+            plan, value = admit(plan, value, context)
         if (
             plan.is_plain
             and context.reach is None
@@ -344,8 +341,7 @@ async def _timed(
     deadline: float, path: Coroutine[Any, Any, Envelope], plan: CallPlan, context: OperationContext
 ) -> Envelope:
     """Run the path in its own task, so that it can be abandoned at the deadline."""
-    limit = context.limit
-    seconds = deadline / 1000 - time() if limit is None else limit.remaining
+    seconds = context.remaining
     if seconds <= 0:
         path.close()
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
@@ -383,10 +379,12 @@ def _limited(
         if outer is not None:
             own, given = None, outer.remaining
         elif own is not None:
-            given = own / 1000 - time()
+            given = context.remaining
             if given <= seconds:
                 # The caller's own deadline ends the call.
                 return await call(value, context)
+            # The clock may have been set since.
+            own = (time() + given) * 1000
         limit = TimeLimit(seconds, deadline=own, outer=outer)
         deadline = cast("float", limit.deadline)
         context = context.changed(deadline=deadline, limit=limit)
@@ -408,7 +406,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
     normalise = _normalise(operation_id, compiled, policy)
     certain = frozenset[type]() if compiled is None else compiled.certain
-    containers = frozenset({dict}) if compiled is None else compiled.open_containers
+    containers = frozenset({dict}) if compiled is None else compiled.plan.open_containers
     log = ChangeLog(operation_id)
 
     def finish(result: Any) -> Envelope:
@@ -429,18 +427,11 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
                 if isinstance(result, (bytes, bytearray, memoryview)):
                     return local_envelope(bytes(cast("bytes", result)), operation_id)
             data, changes = normalise(result)
-        timestamp = time_ns() // 1_000_000
-        if changes is None:
-            # `local_envelope`, inlined: this is the last step of nearly every call.
-            meta = LocalResponseMeta(operation_id=operation_id, timestamp=timestamp)
-        else:
+        # `local_envelope`, inlined: this is the last step of nearly every call.
+        meta = LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
+        if changes is not None:
             log.note(changes)
-            meta = LocalResponseMeta(
-                operation_id=operation_id,
-                timestamp=timestamp,
-                changes=tuple(changes[:MAX_CHANGES]),
-                changes_count=sum([change.count for change in changes]),
-            )
+            meta = add_changes(meta, changes)
         return ResponseEnvelope(data, meta)
 
     def pass_on(envelope: Envelope) -> Envelope:
@@ -498,7 +489,7 @@ def _finish_described(
     compiled = None if used == "off" else _compiled(operation_id, schema)
     if compiled is None:
         return proper(plain)
-    return _normalised(plain, _normalise(operation_id, compiled, used, owns=True), log)
+    return _normalised(plain, _normalise(operation_id, compiled, used), log)
 
 
 def _normalised(envelope: Envelope, normalise: Normalise, log: ChangeLog) -> Envelope:
@@ -549,14 +540,12 @@ def _normalise(
     operation_id: str,
     compiled: CompiledSchema | None,
     policy: OutputPolicy,
-    *,
-    owns: bool = False,
 ) -> Normalise:
-    """Return the function that converts a result to JSON and applies `policy`; for `owns` see `normaliser`."""
+    """Return the function that converts a result to JSON and applies `policy`."""
     if compiled is None:
         return lambda value: (to_json(without_objects(value)), None)
     if policy == "cast" or policy == "keep" or policy == "create":
-        return compiled.normaliser(policy, owns=owns)
+        return compiled.normaliser(policy)
     is_valid = compiled.is_valid
 
     def warn(value: Any) -> tuple[Any, list[Change] | None]:
@@ -581,5 +570,5 @@ def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
     try:
         return None if schema.is_unknown else schema.compile()
     except SchemaError as error:
-        logger.warning("%s: the output schema is not used: %s", operation_id, error)
+        logger.warning("%s: the output schema is not used: %s", operation_id, printable(str(error)))
         return None

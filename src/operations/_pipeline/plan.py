@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from time import time
 from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -380,7 +379,8 @@ class PipelineHost:
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
         self._left_behind.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._left_behind.discard)
+        task.add_done_callback(retrieve_exception)
 
     async def stop(self, work: "asyncio.Task[Any]", context: OperationContext) -> None:
         """Cancel `work` and its nested calls. Wait briefly; `keep` tracks work that is still running."""
@@ -390,10 +390,6 @@ class PipelineHost:
         context.abort_nested()
         self.keep(work)
         await asyncio.wait({work}, timeout=_GRACE)
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._left_behind.discard(task)
-        retrieve_exception(task)
 
 
 class CallPlan:
@@ -423,8 +419,6 @@ class CallPlan:
             operation.approve is not None or host.authority.ledger is not None
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
-        self._digest: str | None = None
-        self._has_defaults: bool | None = None
         compiled = spec.input_schema.compile()
         self.accepts = compiled.accepts
         # Rejects inputs with files, which `admit` replaces before it validates the input.
@@ -433,17 +427,17 @@ class CallPlan:
         self.handler = self._runnable()
         self.series = None if host.counters is None else host.counters.of(self.id)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """The digest of the contract."""
-        if self._digest is None:
-            self._digest = self.spec.digest
-        return self._digest
+        return self.spec.digest
+
+    @functools.cached_property
+    def _has_defaults(self) -> bool:
+        return b'"default":' in encode(self.spec.input_schema.document)
 
     def completed(self, value: Any) -> Any:
         """Return an input with the defaults of everything that it omits; `value` itself if there are none."""
-        if self._has_defaults is None:
-            self._has_defaults = b'"default":' in encode(self.spec.input_schema.document)
         return self.spec.completed(value) if self._has_defaults else value
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
@@ -496,7 +490,7 @@ async def before(
             woken.set_result(None)
 
     limit = context.limit
-    left = deadline / 1000 - time() if limit is None else limit.next_check
+    left = context.remaining if limit is None else limit.next_check
     timer = loop.call_later(max(0, left), wake)
     work.add_done_callback(wake)
     if result is not work:
@@ -525,12 +519,9 @@ async def before(
 
 def is_blocking(handler: Callable[..., Any]) -> bool:
     """Return whether `handler` is an ordinary function, which must run in a thread."""
-    target = handler
-    while isinstance(target, functools.partial):
-        target = target.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return not any(
         is_kind(candidate)
-        for candidate in (target, getattr(target, "__call__", None))  # noqa: B004 - its kind is the question
+        for candidate in (handler, getattr(handler, "__call__", None))  # noqa: B004 - its kind is the question
         for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     )
 

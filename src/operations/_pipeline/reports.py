@@ -26,8 +26,8 @@ from operations.specs import OperationType
 
 logger = logging.getLogger("operations")
 
-_APART = 10
-"""Tolerance in milliseconds between the timer of a channel and the clock."""
+_APART = 0.01
+"""Tolerance in seconds between the timer of a channel and the clock."""
 
 
 def report_refusal(
@@ -103,20 +103,15 @@ def code_of(
 
 def code_of_end(context: OperationContext) -> str:
     """Return the code for a cancelled call: `TIMEOUT` if its channel cancelled it at the deadline."""
-    deadline = context.deadline if context.limit is None else context.limit.deadline
-    is_over = deadline is not None and now() >= deadline - _APART
-    return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
+    return str(ErrorCode.TIMEOUT if context.remaining <= _APART else ErrorCode.ABORTED)
 
 
 def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
     """Return the number of values in a result that normalisation changed, by kind; None if it changed none."""
-    changes = envelope.meta.changes
-    if not changes:
-        return None
     kinds: dict[str, int] = {}
-    for change in changes:
+    for change in envelope.meta.changes:
         add_counts(kinds, {change.kind: change.count})
-    return kinds
+    return kinds or None
 
 
 def report_item(
@@ -261,5 +256,4 @@ def count_end(
 ) -> None:
     """Count a call that ended with an error of its tool, or whose result was changed."""
     series.finish(code_of(envelope, context), perf_counter() - began if began else None)
-    if envelope.meta.changes:
-        series.add_changes(changed(envelope))
+    series.add_changes(changed(envelope))

@@ -4,11 +4,12 @@ Rule 1: everything fails closed: a call is rejected if the store, the ledger or 
 Rule 2: every change in the store is one compare-and-set, so several hubs can share it.
 """
 
-from operations.access import ApprovalRule, Block, Grant
+from operations.access import Block, Grant
 from operations.authority.approvals import Approval, Authority
 from operations.authority.grants import GrantError, Grants, narrow, new_block, read_token
 from operations.authority.ledger import Ledger
 from operations.authority.store import SQLiteValues, Store, StoreError
+from operations.specs import ApprovalRule
 
 __all__ = [
     "Approval",

@@ -16,7 +16,7 @@ from contextlib import suppress
 from hashlib import sha256
 from math import inf
 from secrets import token_hex
-from time import monotonic, time
+from time import monotonic
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -25,14 +25,14 @@ from msgspec.structs import replace
 
 from operations._json import canonical
 from operations._resilience import lent_slot
-from operations.access import ApprovalRule, Rules, access_denied, clock
+from operations.access import Rules, access_denied, clock
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
 from operations.authority.store import LoopLocks, Signal, Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
-from operations.specs import Operation, OperationSpec
+from operations.specs import ApprovalRule, Operation, OperationSpec
 from operations.types import JSONObject
 
 SCOPE: Final = "approvals:answer"
@@ -46,9 +46,6 @@ _MAX_INPUT = 256 * 1024
 
 _MAX_PENDING = 100
 """The largest number of requests without an answer that one caller, or the holders of one grant, may have."""
-
-_LOOK_SECONDS = 0.5
-"""Seconds within which waiting calls, and subscribers of the queue, notice that the server shuts down."""
 
 _BEFORE_DEADLINE = 1.0
 """A waiting call ends this many seconds before the caller's deadline."""
@@ -121,7 +118,8 @@ class Approvals:
         store: Stores the requests.
 
     Attributes:
-        is_up: Returns False while the server shuts down, so that waiting calls and subscriptions of the queue end.
+        is_up: Returns False while the server shuts down. Wake the store then (`Store.wake`), so that waiting calls and
+            subscriptions of the queue end.
     """
 
     def __init__(self, store: Store) -> None:
@@ -147,8 +145,8 @@ class Approvals:
                 not work.
         """
         ends = monotonic() + rule.hold
-        if context.deadline is not None and context.limit is None:
-            ends = min(ends, monotonic() + context.deadline / 1000 - time() - _BEFORE_DEADLINE)
+        if context.limit is None:
+            ends = min(ends, monotonic() + context.remaining - _BEFORE_DEADLINE)
         may_ask = rule.ask_caller and not by_grant and context.channel.elicit is not None
         while True:
             changed, record = self._store.changed, await self._attach(asked)
@@ -166,33 +164,35 @@ class Approvals:
                     return record
                 raise _refused(record, "confirmed")
             # A caller that dismissed the question, without an answer, is asked again by its next call.
-            if action is not None or not await self._wait(ends, changed, context):
+            if action is not None or not await self._wait(record, ends, changed, context):
                 message = (
                     f"A person must approve {record.operation}: repeat the same call afterwards"
                 )
                 details = {"approval": record.id, "until": record.until}
                 raise CallError(ErrorCode.APPROVAL_REQUIRED, message, details, retryable=True)
 
-    async def _wait(self, ends: float, changed: Signal, context: OperationContext) -> bool:
-        """Wait for a change of the store; return False if the waiting time is over."""
-        seconds = min(ends - monotonic(), self._store.poll_seconds)
+    async def _wait(
+        self, record: Approval, ends: float, changed: Signal, context: OperationContext
+    ) -> bool:
+        """Wait until the store changes or the request expires; return False if the waiting time is over."""
+        seconds = ends - monotonic()
         if seconds <= 0 or self._waiting >= MAX_WAITING or not self.is_up():
             return False
         self._waiting += 1
         try:
             with lent_slot():
+                seconds = min(seconds, _seconds_left(record))
                 await context.answered(self._changed_within(seconds, changed))
         finally:
             self._waiting -= 1
         return True
 
     async def _changed_within(self, seconds: float, changed: Signal) -> None:
-        """Wait for a change of the store, at most for some seconds or until the server shuts down."""
-        ends = monotonic() + seconds
-        while self.is_up() and not changed.is_set() and monotonic() < ends:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(ends - monotonic(), _LOOK_SECONDS)):
-                    await changed.wait()
+        """Wait for a change of the store, at most for some seconds. The store is woken when the server shuts down."""
+        seconds = min(seconds, self._store.poll_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if seconds == inf else seconds):
+                await changed.wait()
 
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; create one if there is none or the last one has ended."""
@@ -292,10 +292,12 @@ class Approvals:
             if found != before:
                 yield found
                 before = found
-            soonest = min((each.until for each in found), default=inf)
-            # Requests also expire.
-            seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
-            await self._changed_within(min(seconds, self._store.poll_seconds), changed)
+            await self._changed_within(min(map(_seconds_left, found), default=inf), changed)
+
+
+def _seconds_left(record: Approval) -> float:
+    """Return the seconds after which a request has expired."""
+    return max(0.0, (record.until - clock()) / 1000) + 0.001
 
 
 async def _ask(record: Approval, context: OperationContext) -> object:
@@ -444,30 +446,25 @@ class Authority:
         with suppress(StoreError):
             for table in ("approval", "budget"):
                 for key, held in (await self.store.items(table)).items():
-                    until = _read_until(held).until
+                    # An approval has such a field as well.
+                    until = _decode_spent(held).until
                     if until is not None and until + _KEPT < clock():
                         await self.store.swap(key, held, None)
-
-
-class _Expiring(msgspec.Struct):
-    """An approval, or the counters of a grant."""
-
-    until: int | None = None
-
-
-_read_until = msgspec.json.Decoder(_Expiring).decode
 
 
 class _Spent(msgspec.Struct):
     """The calls that were made with a grant and with all grants derived from it."""
 
-    counts: dict[str, int]
+    counts: dict[str, int] = {}
     until: int | None = None
     """When the grant expires, in milliseconds since the epoch; None if that is not known."""
 
 
+_decode_spent = msgspec.json.Decoder(_Spent).decode
+
+
 def _spent(held: bytes | None, rules: Rules, until: int | None) -> bytes:
-    spent = _Spent({}) if held is None else msgspec.json.decode(held, type=_Spent)
+    spent = _Spent() if held is None else _decode_spent(held)
     spent.until = until if spent.until is None else spent.until
     counts = spent.counts
     for name, most in rules.budgets:

@@ -106,7 +106,7 @@ def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
     Raises:
         GrantError: If a field is not valid; the message names it.
     """
-    fields: JSONObject = {"id": token_hex(8), "holder": holder, "operations": ["*"], **options}
+    fields: JSONObject = {"id": token_hex(16), "holder": holder, "operations": ["*"], **options}
     try:
         # A text would be repeated a thousand times.
         seconds = msgspec.convert(fields.pop("seconds", None), float | None)
@@ -202,7 +202,11 @@ def _split(token: str) -> tuple[str, list[str], bytes]:
     parts = token.removeprefix(PREFIX).split(".")
     if not is_token or not 3 <= len(parts) <= _MAX_BLOCKS + 2:
         raise GrantError("this is not a grant, or it is incomplete")
-    return parts[0], parts[1:-1], _decode(parts[-1], None)
+    signature = _decode(parts[-1], None)
+    if _encode(signature) != parts[-1]:
+        # Base64 has several texts for the same bytes; a grant has one.
+        raise GrantError("the signature of the grant is not in its usual form")
+    return parts[0], parts[1:-1], signature
 
 
 def _encode(data: bytes) -> str:
@@ -289,14 +293,20 @@ class Grants:
         """Return the key for the `Grants` of a worker group or spoke, in hexadecimal."""
         return _sign(self._key, f"opg1 key of {name}").hex()
 
-    def delegate(self, name: str, holder: str = "hub") -> Delegate:
+    def delegate(self, name: str, holder: str = "hub", namespace: str | None = None) -> Delegate:
         """Return a function that mints a grant for each call to a worker group or spoke.
 
         The grant covers that operation for a short time and is signed with the key `for_name(name)`. It identifies the
         caller to the receiver, and the operation of this process on whose authority the call runs, if it does not run
         as the caller. Approvals and budgets of the caller's grant also apply to the receiver's own calls; budgets are
         exact if the receiver shares the store.
+
+        Args:
+            name: The name of the group or spoke.
+            holder: The name of this process in `acting`.
+            namespace: The namespace into which the receiver's operations are imported, with their id as name.
         """
+        own = "" if namespace is None else f"{namespace}."
         key = self.for_name(name).encode()
 
         def credential(operation_id: str, context: OperationContext | None) -> str | None:
@@ -308,15 +318,19 @@ class Grants:
                 until = min(until, int(identity.expires_at))
             (acting, keys), grant = identity.presented, identity.grant
             approve, budgets = ((), ()) if grant is None else (grant.approve, grant.budgets)
+            above = None if grant is None else grant.origin
+            prefix = own if above is None else above.prefix + own
             origin = GrantOrigin(
                 operation=operation_id,
+                # Only for limits, because older workers reject grants with a prefix.
+                prefix=prefix if approve or budgets else "",
                 acting=acting,
                 keys=keys,
                 approve=approve,
                 budgets=budgets,
                 authority=context.authority_id,
             )
-            block = Block(id=token_hex(8), holder=holder, operations=(operation_id,), until=until)
+            block = Block(id=token_hex(16), holder=holder, operations=(operation_id,), until=until)
             token = mint(key, _subject(identity, origin), block)
             if len(token) > _MAX_DELEGATED:
                 message = "The caller has too many scopes and resources to be named to the workers"

@@ -56,8 +56,12 @@ from operations.errors import (
 )
 from operations.pubsub.base import Delivery, EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
-from operations.pubsub.signing import MAX_AGE, SignedTarget
+from operations.pubsub.signing import SIGNING_ADVICE
 from operations.types import JSONObject
+
+_REPLIES = frozenset(
+    kind.__struct_config__.tag for kind in (CallResponded, CallCompleted, CallFailed, CallAborted)
+)
 
 DEFAULT_WINDOW = 256
 """The number of unread items of a subscription that a worker may send."""
@@ -445,8 +449,8 @@ class PendingRequestMap(CallSender):
         elif isinstance(event, MalformedEvent):
             self.malformed += 1
             call = self.pending.get(event.request_id)
-            if call is not None and event.code == ErrorCode.RESOURCE_EXHAUSTED:
-                self._abort(call, CallError(event.code, f"the result is too large: {event.reason}"))
+            if call is not None and event.type in _REPLIES:
+                self._abort(call, _unreadable(event))
         elif isinstance(event, CallRequested):
             self._reject(event.payload, delivery.reply_to)
         else:
@@ -533,18 +537,21 @@ class PendingRequestMap(CallSender):
         payload = call.payload
         error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
         if not self.target.direct and self._detector.is_unanswered(call):
-            error.message += (
-                "; no worker responds to this client. Check that the workers are not blocked, and that workers and "
-                "callers have the same secret=, or none"
-            )
-            if isinstance(self.target, SignedTarget):
-                error.message += f", and clocks that differ by less than {MAX_AGE / 60:g} minutes"
+            advice = f"Check that the workers are not blocked. {SIGNING_ADVICE}"
+            error.message += f"; no worker responds to this client. {advice}"
         self._abort(call, error)
 
     def _abort(self, call: PendingCall, error: CallError) -> None:
         """Ask the worker to stop and end the call with `error`."""
         self._ask_to_stop(call)
         self._end(call.payload.request_id, error)
+
+
+def _unreadable(event: MalformedEvent) -> CallError:
+    """Return the error of a call whose reply cannot be read."""
+    if event.code == ErrorCode.RESOURCE_EXHAUSTED:
+        return CallError(event.code, f"the result is too large: {event.reason}")
+    return CallError(ErrorCode.UNKNOWN_ERROR, f"the reply is malformed: {event.reason}")
 
 
 def _failure_in(event: CallEvent) -> CallError:

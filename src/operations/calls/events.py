@@ -18,8 +18,9 @@ Rule 2: unknown fields and types are skipped; malformed events are returned by `
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import NoneType
-from typing import Annotated, Any, TypeAlias, cast, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
 
@@ -29,6 +30,7 @@ from operations._json import (
     MAX_REQUEST_VALUES,
     JSONLimitError,
     nests_within,
+    object_of,
 )
 from operations.access import Identity
 from operations.envelopes import (
@@ -119,7 +121,6 @@ class ResponsePayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     output: Output
-    """The undecoded JSON text if it is not a known kind of envelope."""
 
     sequence: int | None = None
     """The position of the item in a subscription, counted from 0."""
@@ -343,16 +344,6 @@ CallEvent: TypeAlias = (
 _decode: Callable[[bytes], CallEvent] = msgspec.json.Decoder(CallEvent).decode
 
 
-class _UnreadPayload(ResponsePayload, frozen=True, kw_only=True):
-    output: msgspec.Raw  # type: ignore[assignment]
-
-
-class _UnreadResponse(CallResponded, frozen=True, kw_only=True, tag="call.responded"):
-    payload: _UnreadPayload
-
-
-_lenient = msgspec.json.Decoder(_UnreadResponse)
-
 encode_event = msgspec.json.Encoder().encode
 """The JSON text of an event."""
 
@@ -400,12 +391,17 @@ def read_event(
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
-        # If it is not an envelope, the caller receives an error.
-        unread = _lenient.decode(body)
+        return build_from(_read_newer, body)
     except (ValueError, RecursionError):
         return _salvage(body, reason)
-    payload = ResponsePayload(**msgspec.structs.asdict(unread.payload))
-    return CallResponded(id=unread.id, payload=payload)
+
+
+def _read_newer(body: bytes) -> CallResponded:
+    """Return a result with the parts of its meta that are known, such as the kinds of changes."""
+    event = object_of(msgspec.json.decode(body))
+    output = object_of(object_of(event.get("payload")).get("output"))
+    output["meta"] = ResponseEnvelope.from_wire(output).meta
+    return msgspec.convert(msgspec.to_builtins(event), CallResponded)
 
 
 def _is_shallow(event: CallEvent) -> bool:
@@ -433,53 +429,42 @@ def _over_limit(body: bytes, max_values: int) -> UnknownEvent | MalformedEvent |
     return None
 
 
-_NOTHING = msgspec.Raw()
-
-
 class _SalvagedPayload(msgspec.Struct, frozen=True, rename="camel"):
-    request_id: msgspec.Raw = _NOTHING
-    reply_to: msgspec.Raw = _NOTHING
+    request_id: str = ""
+    reply_to: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Salvaged(msgspec.Struct, frozen=True):
-    """The undecoded parts of an event, which may have any size."""
+    """The type of an event, and its payload, which may have any size and is not decoded."""
 
-    type: msgspec.Raw = _NOTHING
-    payload: msgspec.Raw = _NOTHING
+    type: str
+    payload: msgspec.Raw = msgspec.Raw()
 
 
 _KNOWN_TYPES = frozenset(kind.__struct_config__.tag for kind in get_args(CallEvent))
 
 _salvager = msgspec.json.Decoder(_Salvaged)
 _payload_salvager = msgspec.json.Decoder(_SalvagedPayload)
-_text_decoder = msgspec.json.Decoder(str)
+_read_text = msgspec.json.Decoder(str).decode
 
 
 def _salvage(body: bytes, reason: str) -> UnknownEvent | MalformedEvent:
     """Return the parts of a malformed event that can be decoded."""
     try:
         salvaged = _salvager.decode(body)
-        kind = _text_in(salvaged.type)
     except (ValueError, RecursionError):
         return MalformedEvent(reason)
-    if kind is None:
-        return MalformedEvent(reason)
+    kind = salvaged.type
     if kind not in _KNOWN_TYPES:
         return UnknownEvent(kind)
     try:
         payload = _payload_salvager.decode(salvaged.payload)
     except (ValueError, RecursionError):
         return MalformedEvent(reason, kind)
-    request_id, reply_to = _text_in(payload.request_id), _text_in(payload.reply_to)
-    return MalformedEvent(reason, kind, request_id or "", reply_to or "")
-
-
-def _text_in(raw: msgspec.Raw) -> str | None:
-    """Return the string in `raw`; None if it is not one."""
-    try:
-        return _text_decoder.decode(raw)
-    except ValueError:
-        return None
+    reply_to = ""
+    with suppress(ValueError):
+        reply_to = _read_text(payload.reply_to)
+    return MalformedEvent(reason, kind, payload.request_id, reply_to)
 
 
 def _read_blocks(meta: UnreadMCPMeta) -> MCPResponseMeta:
@@ -489,22 +474,17 @@ def _read_blocks(meta: UnreadMCPMeta) -> MCPResponseMeta:
     return MCPResponseMeta(**fields)
 
 
-def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
+def read_output(output: Output) -> ResponseEnvelope[Any]:
     """Return the envelope in a `call.responded`.
 
     Raises:
         ValueError: If it is not an envelope.
     """
-    if type(output) is Output:
-        if output.encoding is None:
-            meta = output.meta
-            known: ResponseMeta = _read_blocks(meta) if type(meta) is UnreadMCPMeta else meta
-            return ResponseEnvelope(output.data, known)
-        try:
-            return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
-        except RecursionError:
-            raise ValueError("not a response envelope: nested too deeply") from None
-    return ResponseEnvelope.decode(bytes(cast("msgspec.Raw", output)))
+    if output.encoding is not None:
+        return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
+    meta = output.meta
+    known: ResponseMeta = _read_blocks(meta) if type(meta) is UnreadMCPMeta else meta
+    return ResponseEnvelope(output.data, known)
 
 
 # Built without structs, which take twice as long, because every call and item is encoded here.
@@ -585,8 +565,8 @@ def _is_id(text: str) -> bool:
     return text != "" and text.isascii() and text.isprintable() and " " not in text
 
 
-def refusal_of(body: bytes, target: EventTarget, noun: str = "result") -> CallError | None:
-    """Return the error for a result or a request that exceeds the limits of its receiver; None if it does not."""
+def enforce_limits(body: bytes, target: EventTarget, noun: str = "result") -> None:
+    """Raise `RESOURCE_EXHAUSTED` if a result or a request exceeds the limits of its receiver."""
     size, reason = len(body), ""
     if size > target.max_bytes:
         reason = f"is {size} bytes, more than the {target.max_bytes} allowed"
@@ -596,4 +576,5 @@ def refusal_of(body: bytes, target: EventTarget, noun: str = "result") -> CallEr
             enforce_bounds(body, max_values=target.max_values)
         except JSONLimitError as error:
             reason = error.reason
-    return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the {noun} {reason}") if reason else None
+    if reason:
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the {noun} {reason}")

@@ -15,10 +15,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from sys import maxsize
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from operations._pipeline.plan import BUCKETS
@@ -32,7 +33,7 @@ from operations.calls.events import (
     encode_event,
     encode_item,
     encode_response,
-    refusal_of,
+    enforce_limits,
 )
 from operations.calls.jobs import (
     Job,
@@ -52,7 +53,6 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front
-from operations.front.config import ServerConfig
 from operations.front.credentials import credential_ended, identify_credential
 from operations.front.limits import (
     UNCOUNTED_OUTPUT,
@@ -202,10 +202,8 @@ class JobRunner(ABC):
         self.mailbox = target.control(token_hex(16))
         self.jobs: dict[str, Job] = {}
         self._config, self._shared = config, config.front
-        # Its limits apply to the checks of credentials; behind a broker all callers have one address.
-        calls = config.concurrency
-        limits = Limits(calls=calls, calls_per_caller=calls)
-        self._front = config.front or Front(registry, ServerConfig(limits=limits))
+        self._front = config.front or Front(registry)
+        self.limit(config.limits or Limits())
         exposes = config.expose_errors
         self._exposes_errors = target.trusted if exposes is None else exposes
         self._admission = AdmissionQueue(config, self._start)
@@ -213,7 +211,7 @@ class JobRunner(ABC):
             name=config.name,
             version=config.version,
             started_at=int(time() * 1000),
-            concurrency=calls,
+            concurrency=config.concurrency,
         )
         self.queue_buckets = [0] * (len(BUCKETS) + 1)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
@@ -228,6 +226,15 @@ class JobRunner(ABC):
         self._loop = asyncio.get_running_loop()
         # Handlers do not see the context variables of the code that delivers a request.
         self._context = copy_context()
+
+    def limit(self, limits: Limits) -> None:
+        """Change the rate of each caller and of wrong credentials; a front that is shared has limits of its own."""
+        self._has_rate = self._shared is None and limits.rate_per_caller is not None
+        if self._shared is None:
+            # Behind a broker all callers have one address.
+            calls = self._config.concurrency
+            limits = replace(limits, calls=calls, calls_per_caller=calls)
+            self._front.configure(limits, timeout=self._front.timeout)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine in the background."""
@@ -303,11 +310,14 @@ class JobRunner(ABC):
                 else:
                     await quietly(self._fail(job, error))
                 return
-            try:
+        try:
+            if credential is not None:
                 self._admission.count(job, caller_key(job.identity, ""))
-            except CallError as error:
-                self._refuse(job, error)
-                return
+            if self._has_rate:
+                self._front.rate.spend(caller_key(job.identity, job.reply_to))
+        except CallError as error:
+            self._refuse(job, error)
+            return
         if self._shared is None:
             await self._execute(job)
         else:
@@ -345,7 +355,7 @@ class JobRunner(ABC):
         try:
             job.begun = job.spec is not None or registry.has_remote
             if job.is_stream:
-                body = await self._send_items(job, context)
+                sending = self._conclude(job, await self._send_items(job, context))
             else:
                 envelope = await registry.execute(request.operation_id, request.input, context)
                 try:
@@ -353,7 +363,10 @@ class JobRunner(ABC):
                 except (TypeError, ValueError) as error:
                     reason = f"the result cannot be written as JSON: {error}"
                     raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
-            await self._conclude(job, body)
+                sending = self._conclude(job, body)
+                # The reply may wait for a caller that does not read, and may be an error instead of this result.
+                del envelope, body
+            await sending
         except CallError as error:
             elsewhere = ErrorCode.OPERATION_NOT_FOUND, ErrorCode.UNAVAILABLE
             if not job.begun and error.code in elsewhere:
@@ -361,16 +374,20 @@ class JobRunner(ABC):
                 error.retryable = True
                 self._refuse(job, error)
             else:
-                await quietly(self._fail(job, error, job.items))
+                sending = self._fail(job, error, job.items)
+                # Its frames hold an item that was refused.
+                error.__traceback__ = None
+                await quietly(sending)
         except TransportError as error:
             # The caller will request the reply again.
             logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
 
     def _context_of(self, job: Job) -> OperationContext:
-        request, deadline = job.request, None
+        request, deadline, ends_at = job.request, None, None
         if job.ends_at != NEVER:
             # Measured from the arrival, because the caller's clock may differ.
-            deadline = (time() + job.ends_at - self._loop.time()) * 1000
+            left = job.ends_at - self._loop.time()
+            deadline, ends_at = (time() + left) * 1000, monotonic() + left
         return OperationContext(
             request_id=request.request_id,
             parent_request_id=request.parent_request_id,
@@ -380,6 +397,7 @@ class JobRunner(ABC):
             channel=CallerChannel(
                 serves_anonymous=self._front.serves_anonymous,
                 deadline=deadline,
+                ends_at=ends_at,
                 queued=job.began_at - job.queued_at,
                 # A request that did not arrive through the target has no size, and any input.
                 decoded=[request.input] if job.size else None,
@@ -428,9 +446,7 @@ class JobRunner(ABC):
         if job.answered:
             raise CallError(ErrorCode.ABORTED, "the subscription has ended")
         body = encode_item(job.request.request_id, envelope, sequence, self.mailbox)
-        error = refusal_of(body, self.target)
-        if error is not None:
-            raise error
+        enforce_limits(body, self.target)
         unread = self._count_output(job, len(body))
         try:
             await self.target.send(job.reply_to, body)
@@ -481,14 +497,11 @@ class JobRunner(ABC):
         if job.answered:
             return nothing()
         self._settle(job)
-        error = refusal_of(body, self.target)
         unread = None
-        if error is None and self._shared is not None:
-            try:
-                unread = self._count_output(job, len(body))
-            except CallError as refusal:
-                error = refusal
-        if error is not None:
+        try:
+            enforce_limits(body, self.target)
+            unread = self._count_output(job, len(body))
+        except CallError as error:
             job.code = error.code
             body = encode_error(job.request.request_id, error)
         self._count(job)

@@ -49,9 +49,6 @@ logger = logging.getLogger("operations")
 MAX_ATTEMPTS = 3
 """The largest number of times that a call is sent to workers that are lost."""
 
-MAX_SENDS = 10
-"""The largest number of times that a request is sent which workers do not start."""
-
 _RETURN = 1.0
 """Seconds in which a lost worker may reconnect to another server of the broker; two heartbeats if longer."""
 
@@ -142,6 +139,7 @@ class FailureDetector:
         self._changed_at = 0.0
         """The last time that a worker or this client disconnected or reconnected."""
         self._hurry = asyncio.Event()
+        self._heard = asyncio.Event()
         self._dropped = asyncio.Event()
         self._absent_since: dict[str, float] = {}
         self._unserved_since = NEVER
@@ -152,6 +150,7 @@ class FailureDetector:
     def on_alive(self, alive: AlivePayload) -> None:
         """Process the report of a worker."""
         self._unserved_since = NEVER
+        self._heard.set()
         now = asyncio.get_running_loop().time()
         if alive.arrived:
             self._changed_at = now
@@ -163,9 +162,7 @@ class FailureDetector:
         for request_id in alive.request_ids:
             call = self._pending.get(request_id)
             if call is not None:
-                call.worker = alive.worker
-                call.is_claimed = True
-                call.seen_at = now
+                call.claim(alive.worker, now)
                 call.misses = 0
         for fence in alive.fenced:
             call = self._pending.get(fence.request_id)
@@ -228,7 +225,6 @@ class FailureDetector:
 
     async def accepts(self, offer: OfferPayload) -> bool:
         """Return whether a worker may start a request that waited; if so, record that it has the call."""
-        loop = asyncio.get_running_loop()
         if self._target.durable:
             # A worker that started it before a reconnect responds to the following probe, and has the call.
             await self._outages.settle()
@@ -240,9 +236,7 @@ class FailureDetector:
             or self.may_be_restored(call)
         ):
             return False
-        call.worker = offer.worker
-        call.is_claimed = True
-        call.seen_at = loop.time()
+        call.claim(offer.worker, asyncio.get_running_loop().time())
         return True
 
     def lost(self) -> None:
@@ -306,8 +300,12 @@ class FailureDetector:
         # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
         if is_roll_call and restorations == self.restorations:
             self._plan_roll_call(asked_at)
-        await asyncio.sleep(_ANSWER * self._heartbeat)
-        await self._count_workers()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER * self._heartbeat):
+                while True:
+                    self._heard.clear()
+                    await self._count_workers()
+                    await self._heard.wait()
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
             if not self._outages.is_settled:
@@ -357,8 +355,10 @@ class FailureDetector:
             heard = [worker for worker, there in zip(heard, present, strict=True) if there]
         # After a reconnect, all workers are probed again.
         if (count is None or len(heard) >= count) and self._outages.changed_at < since:
-            self._workers.is_complete = count is not None
             self._roll_call_at = NEVER
+            self._workers.is_complete = count is not None
+            if count is not None:
+                self._workers.have_reported.set()
 
     async def _are_there(self, moment: float) -> bool | None:
         """Return whether workers are present that respond to probes; None if there never were any."""
@@ -449,46 +449,25 @@ class FailureDetector:
             logger.debug("%s: %s", call.payload.request_id, error)
             return True
 
-    async def _resend_unbegun(self, calls: Iterable[PendingCall]) -> list[PendingCall]:
+    async def _resend_unbegun(self, calls: Sequence[PendingCall]) -> list[PendingCall]:
         """Send calls that no worker has started again; return the calls that may have started.
 
         Each worker that can have a call is asked to drop it. If all of them confirm, no copy of it can start any more.
         It is then sent again as soon as the broker does not have it either. While a worker does not respond, the call
         is in neither group; the worker is asked again after the next probe.
         """
-        asked: list[PendingCall] = []
-        others: list[PendingCall] = []
-        by_address: dict[str, list[FencePayload]] = {}
-        now = asyncio.get_running_loop().time()
-        for call in calls:
-            if not self._can_be_fenced(call):
-                others.append(call)
-                continue
-            call.fenced_by = frozenset()
-            asked.append(call)
-            fence = FencePayload(
-                request_id=call.payload.request_id,
-                resends=call.payload.resends,
-                age_ms=(now - call.made_at) * 1000,
-            )
-            by_address.setdefault(call.worker or self._all_workers, []).append(fence)
+        asked = [call for call in calls if call.can_be_fenced]
+        others = [call for call in calls if not call.can_be_fenced]
         if not asked:
             return others
-        for address, fences in by_address.items():
-            for start in range(0, len(fences), _PER_PROBE):
-                await self._probe(address, [], fences[start : start + _PER_PROBE])
-        count = await self._target.count_present(self._all_workers)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._heartbeat):
-                while not all(self._is_unbegun(call, count) for call in asked):
-                    self._dropped.clear()
-                    await self._dropped.wait()
+        asked_at = asyncio.get_running_loop().time()
+        await self._ask_to_drop(asked, asked_at)
         count = await self._target.count_present(self._all_workers)
         unbegun: list[PendingCall] = []
         for call in asked:
-            if self._is_unbegun(call, count):
+            if self._workers.have_dropped(call, count):
                 unbegun.append(call)
-            elif not self._awaits_worker(call, now):
+            elif not self._awaits_worker(call, asked_at):
                 others.append(call)
         waiting = await asyncio.gather(*map(self._is_waiting, unbegun))
         for call, is_waiting in zip(unbegun, waiting, strict=True):
@@ -497,17 +476,21 @@ class FailureDetector:
                 await self._resend(call, may_have_begun=False)
         return others
 
-    def _is_unbegun(self, call: PendingCall, count: int | None) -> bool:
-        """Return whether every worker that can have a call has dropped it; `count` workers are connected."""
-        if not self._can_be_fenced(call):
-            return False
-        if call.worker is not None:
-            return call.worker in call.dropped_by
-        # A worker that has left since then may have dropped the call before.
-        workers = self._workers.since(call.departures)
-        if count is None or workers is None:
-            return False
-        return workers <= call.dropped_by and 0 < count <= len(call.fenced_by)
+    async def _ask_to_drop(self, calls: list[PendingCall], now: float) -> None:
+        """Ask the workers that can have these calls to drop them; wait up to a heartbeat until all have confirmed."""
+        by_address: dict[str, list[FencePayload]] = {}
+        for call in calls:
+            call.fenced_by = frozenset()
+            by_address.setdefault(call.worker or self._all_workers, []).append(call.fence(now))
+        for address, fences in by_address.items():
+            for start in range(0, len(fences), _PER_PROBE):
+                await self._probe(address, [], fences[start : start + _PER_PROBE])
+        count = await self._target.count_present(self._all_workers)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._heartbeat):
+                while not all(self._workers.have_dropped(call, count) for call in calls):
+                    self._dropped.clear()
+                    await self._dropped.wait()
 
     def _awaits_worker(self, call: PendingCall, moment: float) -> bool:
         """Return whether a worker that can have a mutation has not responded since then, but does not count as lost."""
@@ -517,11 +500,6 @@ class FailureDetector:
         if all(self._workers.heard_at.get(worker, 0.0) >= moment for worker in workers):
             return False
         return moment - call.seen_at <= self._silence
-
-    def _can_be_fenced(self, call: PendingCall) -> bool:
-        """Return whether the workers that can have a call are known, and none has claimed it."""
-        are_known = call.worker is not None or call.departures >= 0
-        return are_known and not call.is_claimed and call.sends < MAX_SENDS
 
     async def _replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from operations.errors import CallError, MissingExtraError, RegistrationError
+from operations.errors import CallError, MissingExtraError
 
 try:
     from websockets.asyncio.server import Server
@@ -35,7 +35,6 @@ from operations.front.credentials import Credential, credentials_in
 from operations.front.limits import Limits, address_prefix, caller_key
 from operations.pubsub.websocket import AcceptedTarget, Headers, serve_websocket
 from operations.registry import OperationRegistry
-from operations.specs import Operation
 
 logger = logging.getLogger("operations")
 
@@ -82,7 +81,12 @@ class WebSocketHub:
         self._delegate = delegate
         self._max_operations = max_operations
         self._options: dict[str, Any] = {"grace": 0, **options}
-        self._peers: list[dict[str, Operation]] = []
+        self._peers: dict[str, dict[RemoteService, None]] = {}
+        """The peers that have each operation, in the order in which they offered it."""
+        self._ids: dict[RemoteService, dict[str, None]] = {}
+        """The ids of the operations of each peer."""
+        self._refused: dict[str, None] = {}
+        """The ids that no peer could register: an adapter renames them to an id that is taken."""
 
     @asynccontextmanager
     async def serve(
@@ -137,70 +141,60 @@ class WebSocketHub:
                 credential=self._credential(target),
                 delegate=self._delegate(target),
             )
+            service.max_operations = self._max_operations
             stack.push_async_callback(service.aclose)
-            offered = await self._import(service)
-            self._peers.append(offered)
             try:
-                for operation in offered.values():
-                    self._register(operation)
-                service.on_change = partial(self._update, offered)
-                await target.wait_closed()
-            finally:
-                # Compared by identity, because another peer may have equal operations.
-                self._peers = [peer for peer in self._peers if peer is not offered]
-                for operation in offered.values():
-                    self._pass_on(operation)
+                await service.open()
+            except CallError as error:
+                # Some peers serve no operations.
+                logger.debug("a peer serves no operations: %s", printable(str(error)))
+            stack.callback(self._remove, service)
+            self._add(service)
+            await target.wait_closed()
 
     def _end(self, target: AcceptedTarget) -> None:
         self.registry.keep(asyncio.Task(target.aclose()))
 
-    def _register(self, operation: Operation) -> None:
-        """Register an operation of a peer, if its name is free."""
-        try:
-            self.registry.register(self.registry.restricted(operation))
-        except RegistrationError:
+    def _add(self, peer: RemoteService) -> None:
+        """Register the operations of a peer whose names are free, now and when they change."""
+        peer.attach(self.registry)
+        peer.on_change = partial(self._register_free, peer)
+        self._register_free(peer)
+        taken = [each.spec.id for each in peer.operations if self.registry.imported(each) is None]
+        if taken:
             logger.warning(
-                "%s of a peer is not registered: the name is taken. Set WebSocketHub(namespace=...)",
-                operation.spec.id,
+                "%s of a peer are not registered: the names are taken. Set WebSocketHub(namespace=...)",
+                ", ".join(taken[:10]),
             )
 
-    def _update(
-        self, offered: dict[str, Operation], before: list[Operation], after: list[Operation]
-    ) -> None:
-        """Register and remove the operations that a peer has added, changed and removed."""
-        wanted = {each.spec.id: each for each in after[: self._max_operations]}
-        for operation_id, operation in tuple(offered.items()):
-            if wanted.get(operation_id) is not operation:
-                del offered[operation_id]
-                self._pass_on(operation)
-        for operation_id, operation in wanted.items():
-            if operation_id not in offered:
-                offered[operation_id] = operation
-                self._register(operation)
+    def _remove(self, peer: RemoteService) -> None:
+        """Remove the operations of a disconnected peer; those of other peers with the same names take their place."""
+        peer.detach(self.registry)
+        for operation in peer.operations:
+            self.registry.remove_imported(operation)
+        peer.operations = []
+        self._register_free(peer)
 
-    def _pass_on(self, operation: Operation) -> None:
-        """Remove an operation of a disconnected peer; register the operation of the next peer with the same name."""
-        if self.registry.imported(operation) is None:
-            return
-        self.registry.remove_imported(operation)
-        operation_id = operation.spec.id
-        for peer in self._peers:
-            if operation_id in peer:
-                self._register(peer[operation_id])
-                return
-
-    async def _import(self, service: RemoteService) -> dict[str, Operation]:
-        """Return the operations of a peer, by id."""
-        try:
-            await service.open()
-        except CallError as error:
-            # Some peers serve no operations.
-            logger.debug("a peer serves no operations: %s", printable(str(error)))
-            return {}
-        if len(service) > self._max_operations:
-            logger.warning(
-                "a peer serves %d operations; the first %d are registered",
-                len(service),
-                self._max_operations,
-            )
-        return {each.spec.id: each for each in service.operations[: self._max_operations]}
+    def _register_free(self, peer: RemoteService) -> None:
+        """Register the operations that a peer has now if their names are free, and those of others that it freed."""
+        before = self._ids.pop(peer, {})
+        now = dict.fromkeys(each.spec.id for each in peer.operations)
+        if now:
+            self._ids[peer] = now
+        for each in before.keys() - now.keys():
+            del self._peers[each][peer]
+        for each in now:
+            self._peers.setdefault(each, {})[peer] = None
+        refused, self._refused = self._refused, {}
+        tried = set[RemoteService]()
+        for each in {**before, **now, **refused}:
+            for other in self._peers[each]:
+                if self.registry.registered(each) is not None:
+                    break
+                if other not in tried:
+                    tried.add(other)
+                    other.register_free(self.registry)
+            if not self._peers[each]:
+                del self._peers[each]
+            elif self.registry.registered(each) is None:
+                self._refused[each] = None

@@ -25,7 +25,7 @@ from operations.errors import (
 )
 from operations.front import Front
 from operations.front.credentials import CredentialResolver
-from operations.front.limits import Slot, call_seconds, caller_key
+from operations.front.limits import Limits, Slot, call_seconds, caller_key
 from operations.pubsub.base import Claim, EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
@@ -66,6 +66,10 @@ class WorkerConfig:
 
     front: Front | None = None
     """Limits and rules that are shared with the other entry points of a server."""
+
+    limits: Limits | None = None
+    """The rate of each caller, and of wrong credentials. The other limits have no effect: the worker and its target
+    have their own."""
 
     address: str = ""
     """The address of the callers, for limits."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from operations.pubsub.base import (
     EventTarget,
     QueueState,
     Receiver,
+    StoredLetter,
     Subscription,
     WorkerStats,
     usable,
@@ -102,26 +103,17 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     metadata: JSONObject | None = None
 
 
-class _StoredRequest(NamedTuple):
-    """A request among the dead letters."""
-
-    id: str
-    stored_at: int
-    request: RequestPayload
-
-    @property
-    def letter(self) -> DeadLetter:
-        request = self.request
-        return DeadLetter(
-            id=self.id,
-            stored_at=self.stored_at,
-            operation=request.operation_id,
-            request_id=request.request_id,
-            deliveries=request.attempt,
-            input=request.input,
-            caller=None if request.identity is None else request.identity.id,
-            metadata=request.metadata,
-        )
+def _letter(stored: StoredLetter, request: RequestPayload) -> DeadLetter:
+    return DeadLetter(
+        id=stored.id,
+        stored_at=stored.stored_at,
+        operation=request.operation_id,
+        request_id=request.request_id,
+        deliveries=request.attempt,
+        input=request.input,
+        caller=None if request.identity is None else request.identity.id,
+        metadata=request.metadata,
+    )
 
 
 class GroupMonitor(Receiver):
@@ -215,7 +207,7 @@ class GroupMonitor(Receiver):
         Raises:
             TransportError: If the broker cannot be reached, or does not store dead letters.
         """
-        return [stored.letter for stored in await self._find("")]
+        return [_letter(*found) for found in await self._find("")]
 
     async def letter(self, letter_id: str) -> DeadLetter:
         """Return one dead letter.
@@ -224,7 +216,7 @@ class GroupMonitor(Receiver):
             CallError: `VALIDATION_ERROR` if there is none with this id.
             TransportError: As `letters`.
         """
-        return (await self._one(letter_id)).letter
+        return _letter(*await self._one(letter_id))
 
     async def replay(
         self, letter_id: str, *, credential: str | None = None, timeout: float | None = None
@@ -241,7 +233,7 @@ class GroupMonitor(Receiver):
                 `VALIDATION_ERROR` if there is no such letter.
             TransportError: As `letters`.
         """
-        request = (await self._one(letter_id)).request
+        _, request = await self._one(letter_id)
         async with PendingRequestMap(self._target, group=self._group) as calls:
             envelope = await calls.call(
                 request.operation_id,
@@ -266,21 +258,17 @@ class GroupMonitor(Receiver):
         if not await self._target.remove(self._group, letter_id):
             raise _no_letter(letter_id)
 
-    async def _one(self, letter_id: str) -> _StoredRequest:
+    async def _one(self, letter_id: str) -> tuple[StoredLetter, RequestPayload]:
         found = await self._find(letter_id) if letter_id else []
         if not found:
             raise _no_letter(letter_id)
         return found[0]
 
-    async def _find(self, letter_id: str) -> list[_StoredRequest]:
+    async def _find(self, letter_id: str) -> list[tuple[StoredLetter, RequestPayload]]:
         stored = await self._target.letters(self._group, MAX_LETTERS, letter_id)
         events = ((each, read_event(each.body, self._target.max_values)) for each in stored)
         # Other programs may write to the queue too: skip entries that are not requests.
-        return [
-            _StoredRequest(each.id, each.stored_at, event.payload)
-            for each, event in events
-            if isinstance(event, CallRequested)
-        ]
+        return [(each, event.payload) for each, event in events if isinstance(event, CallRequested)]
 
 
 def _no_letter(letter_id: str) -> CallError:

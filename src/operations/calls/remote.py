@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from sys import maxsize
 from typing import Any, Self, TypeAlias
 
 from msgspec.structs import replace
@@ -106,16 +107,16 @@ class RemoteService:
         calls: The running calls.
         operations: The imported operations; empty until it is open, and replaced by a new list when they change.
         problem: The reason why the operations are not available; None if they are.
-        on_change: Called with the operations before and after a change.
+        on_change: Called after the operations have changed.
+        max_operations: The largest number of operations to import.
     """
 
     def __init__(self, calls: PendingRequestMap, config: RemoteConfig) -> None:
         self.calls = calls
         self.operations: list[Operation] = []
         self.problem: str | None = None
-        self.on_change: Callable[[list[Operation], list[Operation]], None] = lambda before, after: (
-            None
-        )
+        self.on_change: Callable[[], None] = lambda: None
+        self.max_operations = maxsize
         self._is_open = False
         self._registries: list[OperationRegistry] = []
         self._imported: set[str] = set()
@@ -184,7 +185,10 @@ class RemoteService:
             if operation_id not in self._config.exclude and operation_id not in self._left_out:
                 old = known.get(operation_id)
                 operations.append(imported if old is None or _differ(old, imported) else old)
-        return operations
+        if len(operations) > self.max_operations:
+            count = len(operations)
+            logger.warning("%d of %d operations are imported", self.max_operations, count)
+        return operations[: self.max_operations]
 
     # ---------------------------------------------------------------------------------------- following
 
@@ -192,6 +196,11 @@ class RemoteService:
         """Update `registry`, which has these operations, from now on; `register_all` calls this."""
         if registry not in self._registries:
             self._registries.append(registry)
+
+    def register_free(self, registry: OperationRegistry) -> None:
+        """Register the operations whose ids are free."""
+        ids = registry.registered
+        _update(registry, [], [each for each in self.operations if ids(each.spec.id) is None])
 
     def leave_out(self, operation_ids: Iterable[str]) -> None:
         """Import these operations neither now nor later."""
@@ -240,7 +249,7 @@ class RemoteService:
         self._replaced += before
         for registry in self._registries:
             _update(registry, self._replaced, self.operations)
-        self.on_change(before, self.operations)
+        self.on_change()
         self._replaced, self._imported = [], set(versions)
 
     async def _offers(self, worker: str = "") -> list[_Offer]:

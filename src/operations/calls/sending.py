@@ -11,7 +11,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine
-from contextlib import suppress
 from math import isnan
 from time import time
 from typing import Any, cast
@@ -34,11 +33,11 @@ from operations.calls.events import (
     encode_event,
     encode_item,
     encode_response,
-    refusal_of,
+    enforce_limits,
 )
-from operations.calls.failure_detector import MAX_SENDS, FailureDetector
+from operations.calls.failure_detector import FailureDetector
 from operations.calls.jobs import quietly
-from operations.calls.states import NEVER, KnownWorkers, PendingCall, StreamEntry
+from operations.calls.states import MAX_SENDS, NEVER, KnownWorkers, PendingCall, StreamEntry
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import lift_envelope
 from operations.errors import (
@@ -199,12 +198,7 @@ class CallSender(ABC):
             body = encode_event(CallRequested(payload=call.payload))
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(call.payload.operation_id, error) from error
-        refused = refusal_of(body, self.target, "request")
-        if refused is not None:
-            try:
-                raise refused
-            finally:
-                del refused  # it refers to this frame
+        enforce_limits(body, self.target, "request")
         is_much = self._waiting > 0 and self._waiting_bytes + len(body) > MAX_WAITING_BYTES
         if (is_much or self._waiting >= MAX_WAITING) and not self.target.is_connected:
             reason = "too many calls are waiting for the broker"
@@ -263,10 +257,9 @@ class CallSender(ABC):
     # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
     def _deliver(self, body: bytes, key: str, worker: str, wait: float) -> Coroutine[Any, Any, str]:
         """Send a request to one worker or to the group; return its receipt, if there is one."""
-        target, box = self.target, self.mailbox
-        if worker:
-            return target.send_request(worker, body, key=key, reply_to=box, wait=wait)
-        return target.enqueue(self.group, body, key=key, reply_to=box, wait=wait)
+        return self.target.enqueue(
+            self.group, body, key=key, reply_to=self.mailbox, wait=wait, worker=worker
+        )
 
     async def _deliver_again(
         self, error: TransportError, body: bytes, key: str, worker: str
@@ -349,10 +342,6 @@ class CallSender(ABC):
 
     async def _await_workers(self, call: PendingCall, failure: ErrorPayload) -> None:
         """Send a refused request to another worker as soon as the workers have reported; end it if there is none."""
-        with suppress(TransportError):
-            count = await self.target.count_present(self._workers_address)
-            if count is not None:
-                self._workers.expect(count)
         await self._workers.have_reported.wait()
         if not self._send_elsewhere(call, failure):
             self._end(call.payload.request_id, (call.unavailable or failure).to_error())
@@ -376,11 +365,8 @@ class CallSender(ABC):
                 reason = (
                     f"no worker serves the group {self.group!r}; start a worker, or check the group"
                 )
-        elif call.is_pinned:
-            reason = "its worker left"
-        elif not self._redirect(call):
-            operation_id = call.payload.operation_id
-            reason = f"no worker that responds has {operation_id}, and another worker left"
+        elif call.is_pinned or not self._redirect(call):
+            reason = f"the only worker that has {call.payload.operation_id} left"
         if reason:
             self._end(request_id, CallError(ErrorCode.UNAVAILABLE, reason, begun=False))
         else:
@@ -528,9 +514,7 @@ def not_json(operation_id: str, error: Exception) -> CallError:
 
 def remaining(context: OperationContext | None, limit: float) -> float:
     """Return the time limit of a call in seconds: `limit`, or the remaining time of its context."""
-    if context is None or context.deadline is None:
-        return limit
-    return min(limit, context.deadline / 1000 - time())
+    return limit if context is None else min(limit, context.remaining)
 
 
 def enforce_number(name: str, seconds: object) -> None:

@@ -1,4 +1,4 @@
-r"""The operations with which a worker describes itself, and the codec for many specs.
+r"""How a worker describes itself to callers: its presence, its operations, and the codec for many specs.
 
 `services.list` and `services.schema` return specs. `services.describe` sends all of them as a text, in pieces of any
 size. The text has one line of JSON for each operation, and a definition that many specs share is sent once:
@@ -19,13 +19,12 @@ Rule 4: a caller sees only the operations that it may call.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -42,7 +41,8 @@ from operations._json import (
 )
 from operations._references import DefinitionReferences, Placed, Scopes
 from operations._resilience import MAX_SECONDS, LogThrottle
-from operations.calls.jobs import DEFAULT_TIMEOUT
+from operations.calls.events import AlivePayload, CallAlive, encode_event
+from operations.calls.jobs import DEFAULT_TIMEOUT, Served, WorkerConfig, quietly
 from operations.context import OperationContext, may_call
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.limits import call_seconds
@@ -310,20 +310,8 @@ _SCHEMA_SPEC = replace(
 )
 
 
-_DIGESTS: WeakKeyDictionary[OperationRegistry, tuple[int, str]] = WeakKeyDictionary()
-"""The revision and the digest of each registry, because a server has a worker for each WebSocket."""
-
-
 def digest_of(registry: OperationRegistry) -> str:
-    """Return a digest of the operations of a registry, with which callers detect changes."""
-    revision, digest = _DIGESTS.get(registry, (-1, ""))
-    if revision != registry.revision:
-        digest = _digest(registry)
-        _DIGESTS[registry] = registry.revision, digest
-    return digest
-
-
-def _digest(registry: OperationRegistry) -> str:
+    """Return a digest of the operations of a registry, with which callers detect changes and compare workers."""
     specs = registry.specs()
     texts = [f"{spec.id} {spec.version}".encode() for spec in specs]
     # Encoding the schemas of a large API takes seconds; ids and versions detect most changes.
@@ -359,14 +347,100 @@ def _listed(spec: OperationSpec) -> JSONObject:
         raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
 
-def service_operations(registry: OperationRegistry, target: EventTarget) -> list[Operation]:
-    """Return the operations that describe a registry to callers at the other end of `target`."""
-    left_out = LogThrottle()
+class Presence:
+    """Reports to callers that a worker is present, and which operations it serves.
 
-    async def visible(input: Any, context: OperationContext) -> AsyncGenerator[OperationSpec]:
+    Args:
+        registry: The operations of the worker.
+        target: Transports the reports.
+        config: The settings of the worker.
+        mailbox: The address of the worker.
+        is_leaving: Returns whether the worker stops.
+
+    Attributes:
+        accepts: Whether the worker consumes requests.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        target: EventTarget,
+        config: WorkerConfig,
+        mailbox: str,
+        is_leaving: Callable[[], bool],
+    ) -> None:
+        self._registry = registry
+        self._target = target
+        self._config = config
+        self._mailbox = mailbox
+        self._is_leaving = is_leaving
+        self._digest = ""
+        self.accepts = False
+
+    async def announce(self, *, arrived: bool = False) -> None:
+        """Announce to all callers of the group that the worker has started, stops, or serves other operations."""
+        callers = self._target.topic(f"{self._config.group}.callers")
+        await self.report(callers, arrived=arrived, leaving=self._is_leaving())
+
+    async def report(self, address: str, **fields: Any) -> None:
+        """Report to a caller, with further fields of `AlivePayload`."""
+        payload = AlivePayload(
+            worker=self._mailbox,
+            accepts=self.accepts and not self._is_leaving(),
+            specs=self._digest,
+            **fields,
+        )
+        await quietly(self._target.send(address, encode_event(CallAlive(payload=payload))))
+
+    def note_specs(self) -> None:
+        """Record which operations the worker serves now."""
+        # The peer of a socket only needs to notice changes; other callers compare workers.
+        registry = self._registry
+        self._digest = str(registry.revision) if self._target.direct else digest_of(registry)
+
+    async def watch_specs(self, revision: int) -> None:
+        """Announce operations that were registered, replaced or removed after `revision`."""
+        while True:
+            if self._registry.revision != revision:
+                revision = self._registry.revision
+                self.note_specs()
+                await self.announce()
+            await asyncio.sleep(self._config.heartbeat)
+
+
+def served_by(
+    registry: OperationRegistry, services: OperationRegistry, operation_id: str
+) -> Served:
+    """Return the settings of an operation of a worker; without a spec if neither registry has it.
+
+    Args:
+        registry: The operations of the worker.
+        services: The operations that describe the worker.
+        operation_id: The operation.
+    """
+    if operation_id in SERVICES and operation_id not in registry:
+        registry = services
+    spec = registry.get_spec(operation_id)
+    if spec is None:
+        # The operation is unknown, or a remote has it and knows whether it is replayable.
+        return Served(registry, None, replayable=not registry.has_remote, is_stream=False)
+    return Served(registry, spec, spec.replayable, spec.type is OperationType.SUBSCRIPTION)
+
+
+class _Describing:
+    """The handlers of the operations that describe a registry to callers at the other end of `target`."""
+
+    def __init__(self, registry: OperationRegistry, target: EventTarget) -> None:
+        self._registry = registry
+        self._target = target
+        self._left_out = LogThrottle()
+
+    async def _visible(
+        self, input: Any, context: OperationContext
+    ) -> AsyncGenerator[OperationSpec]:
         namespace: str | None = input.get("namespace") if input else None
         resumed = monotonic()
-        for spec in registry.specs():
+        for spec in self._registry.specs():
             if namespace in {None, spec.namespace} and may_call(spec, context):
                 yield spec
             if monotonic() - resumed > _AT_ONCE:
@@ -374,15 +448,17 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
                 await asyncio.sleep(0)
                 resumed = monotonic()
 
-    async def list_operations(input: Any, context: OperationContext) -> list[Any]:
+    async def list_operations(self, input: Any, context: OperationContext) -> list[Any]:
+        """Return the specs, unless they are too large for one message."""
         listed: list[Any] = []
-        most = min(MAX_LIST, target.max_bytes - WRAPPING)
+        most = min(MAX_LIST, self._target.max_bytes - WRAPPING)
         left = most
-        async for spec in visible(input, context):
+        async for spec in self._visible(input, context):
             try:
                 wire = _listed(spec)
             except CallError as error:
-                logger.log(left_out.level(), "%s leaves out an operation: %s", LIST, error.message)
+                level = self._left_out.level()
+                logger.log(level, "%s leaves out an operation: %s", LIST, error.message)
                 continue
             left -= len(_encode(wire))
             if left < 0:
@@ -395,11 +471,14 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
             listed.append(wire)
         return listed
 
-    async def describe_operations(input: Any, context: OperationContext) -> AsyncGenerator[str]:
-        size = max(_MIN_PIECE, min(PIECE, (target.max_bytes - WRAPPING) // _CHARACTER))
+    async def describe_operations(
+        self, input: Any, context: OperationContext
+    ) -> AsyncGenerator[str]:
+        """Yield the specs as pieces of text."""
+        size = max(_MIN_PIECE, min(PIECE, (self._target.max_bytes - WRAPPING) // _CHARACTER))
         encoder, text = SpecEncoder(), ""
-        async for spec in visible(input, context):
-            text += encoder.add(spec, _long_timeout(registry, spec))
+        async for spec in self._visible(input, context):
+            text += encoder.add(spec, _long_timeout(self._registry, spec))
             if len(text) >= size:
                 for start in range(0, len(text), size):
                     yield text[start : start + size]
@@ -407,14 +486,19 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         if text:
             yield text
 
-    async def show_operation(input: Any, context: OperationContext) -> Any:
-        async for spec in visible(None, context):
+    async def show_operation(self, input: Any, context: OperationContext) -> Any:
+        """Return one spec."""
+        async for spec in self._visible(None, context):
             if spec.id == input["operationId"]:
                 return _listed(spec)
         raise operation_not_found(input["operationId"])
 
+
+def service_operations(registry: OperationRegistry, target: EventTarget) -> list[Operation]:
+    """Return the operations that describe a registry to callers at the other end of `target`."""
+    describing = _Describing(registry, target)
     return [
-        Operation(_LIST_SPEC, list_operations, output="off", needs_grant=False),
-        Operation(_DESCRIBE_SPEC, describe_operations, output="off", needs_grant=False),
-        Operation(_SCHEMA_SPEC, show_operation, output="off", needs_grant=False),
+        Operation(_LIST_SPEC, describing.list_operations, output="off", needs_grant=False),
+        Operation(_DESCRIBE_SPEC, describing.describe_operations, output="off", needs_grant=False),
+        Operation(_SCHEMA_SPEC, describing.show_operation, output="off", needs_grant=False),
     ]

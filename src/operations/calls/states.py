@@ -29,6 +29,7 @@ from operations.calls.events import (
     CallResponded,
     CreditPayload,
     ErrorPayload,
+    FencePayload,
     RequestPayload,
     ResponsePayload,
     encode_event,
@@ -43,6 +44,9 @@ MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 
 GRANT_BYTES = 1024 * 1024
 """Credit is granted after reading this many bytes, because the worker counts bytes as well as items."""
+
+MAX_SENDS = 10
+"""The largest number of times that a request is sent which workers do not start."""
 
 _MAX_WORKERS = 10_000
 """The largest number of stored workers."""
@@ -118,10 +122,6 @@ class StreamEntry:
         self.must_stop = True
         self.end(CallError(code, message))
 
-    def _expire(self, idle_timeout: float) -> None:
-        self.must_stop = True
-        self.end(timeout_error(f"no item came for {idle_timeout:g} seconds"))
-
     def end(self, error: CallError | None) -> None:
         """End the subscription; items that have arrived can still be read."""
         if self._ended:
@@ -154,17 +154,15 @@ class StreamEntry:
         return envelope
 
     async def _wait(self, idle_timeout: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = None
-        if idle_timeout is not None:
-            timer = loop.call_later(idle_timeout, self._expire, idle_timeout)
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            async with asyncio.timeout(idle_timeout):
+                await self._waiter
+        except TimeoutError:
+            self.must_stop = True
+            self.end(timeout_error(f"no item came for {idle_timeout:g} seconds"))
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
 
     def grant(self) -> bytes | None:
         """Return the credit to send after items were read; None while the worker has enough."""
@@ -268,6 +266,23 @@ class PendingCall(msgspec.Struct, eq=False):
     def is_pinned(self) -> bool:
         """Whether its caller chose the worker, so that no other may serve it."""
         return bool(self.to) and not self.refused
+
+    @property
+    def can_be_fenced(self) -> bool:
+        """Whether the workers that can have the call are known, and none has claimed it."""
+        are_known = self.worker is not None or self.departures >= 0
+        return are_known and not self.is_claimed and self.sends < MAX_SENDS
+
+    def fence(self, now: float) -> FencePayload:
+        """Return the question to a worker whether it drops this copy of the request."""
+        request, age = self.payload, now - self.made_at
+        return FencePayload(
+            request_id=request.request_id, resends=request.resends, age_ms=age * 1000
+        )
+
+    def claim(self, worker: str, now: float) -> None:
+        """Record that a worker has the call."""
+        self.worker, self.is_claimed, self.seen_at = worker, True, now
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
@@ -421,7 +436,6 @@ class KnownWorkers:
         self.specs_changed = asyncio.Event()
         self.has_chosen = False
         self.have_reported = asyncio.Event()
-        self._expected = NEVER
         self._departed: deque[str] = deque(maxlen=_MAX_DEPARTED)
         self._specs: dict[str, str] = {}
         self._accepting: set[str] = set()
@@ -435,7 +449,6 @@ class KnownWorkers:
             self.is_complete = False
             return
         self.heard_at[worker] = now
-        self.expect(self._expected)
         if alive.accepts:
             self._accepting.add(worker)
         if alive.leaving:
@@ -444,12 +457,6 @@ class KnownWorkers:
             self._specs.pop(worker, None)
             self._specs[worker] = alive.specs
             self.specs_changed.set()
-
-    def expect(self, count: float) -> None:
-        """Set `have_reported` as soon as this number of workers is known."""
-        self._expected = count
-        if len(self.heard_at) >= count:
-            self.have_reported.set()
 
     def forget(self, worker: str) -> None:
         """Remove a worker that was lost or has left."""
@@ -478,6 +485,18 @@ class KnownWorkers:
         if left > len(self._departed):
             return None
         return {*self.heard_at, *islice(reversed(self._departed), left)}
+
+    def have_dropped(self, call: PendingCall, count: int | None) -> bool:
+        """Return whether every worker that can have a call has dropped it; `count` workers are connected."""
+        if not call.can_be_fenced:
+            return False
+        if call.worker is not None:
+            return call.worker in call.dropped_by
+        # A worker that has left since then may have dropped the call before.
+        workers = self.since(call.departures)
+        if count is None or workers is None:
+            return False
+        return workers <= call.dropped_by and 0 < count <= len(call.fenced_by)
 
     # ---------------------------------------------------------------------------------------- versions
 

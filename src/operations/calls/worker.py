@@ -18,15 +18,13 @@ from typing import Any, cast
 import msgspec
 
 from operations._resilience import LogThrottle
-from operations._signals import shutdown_event
-from operations._tasks import shielded
+from operations._tasks import cancel_tasks, shielded, shutdown_event
 from operations.calls.events import (
     AbortPayload,
-    AlivePayload,
     CallAborted,
-    CallAlive,
     CallConfirmed,
     CallCredited,
+    CallEvent,
     CallProbed,
     CallRequested,
     FencePayload,
@@ -36,7 +34,6 @@ from operations.calls.events import (
     UnknownEvent,
     check_request,
     encode_error,
-    encode_event,
     read_event,
 )
 from operations.calls.execution import JobRunner
@@ -51,14 +48,13 @@ from operations.calls.jobs import (
     watch_callers,
     watch_loop_lag,
 )
-from operations.calls.services import SERVICES, digest_of, service_operations
+from operations.calls.services import Presence, served_by, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats, usable
-from operations.pubsub.delivery import MAX_IDS, BoundedSet, Recent
+from operations.pubsub.delivery import Recent
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
-from operations.specs import OperationType
 from operations.types import options_of
 
 logger = logging.getLogger("operations")
@@ -91,10 +87,9 @@ class CallServer(JobRunner, Receiver):
         self.is_serving, self.grace = False, config.grace
         self.reason_to_stop: CallError | None = None
         self._services = OperationRegistry(service_operations(registry, target))
+        self._presence = Presence(registry, target, config, self.mailbox, lambda: self._is_leaving)
         self._served: dict[str, Served] = {}
         self._served_revision = registry.revision
-        self._specs_digest, self._is_accepting = "", False
-        self._fenced: BoundedSet | None = None
         self._misdirections = LogThrottle()
         self._outages, self._connected_at = Outages(), 0.0
         self._watching: list[asyncio.Task[Any]] = []
@@ -126,9 +121,9 @@ class CallServer(JobRunner, Receiver):
         await self.listen()
         consuming = await self.target.consume(self.group, self)
         self._accepting.push_async_callback(consuming.aclose)
-        self._is_accepting = True
+        self._presence.accepts = True
         if not self.target.direct:
-            await self._announce()
+            await self._presence.announce()
         advertised = await self.target.advertise(self.group, self.stats)
         if advertised is not None:
             self._accepting.push_async_callback(advertised.aclose)
@@ -149,13 +144,14 @@ class CallServer(JobRunner, Receiver):
         self._connected_at = self._loop.time()
         # Callers must know a worker before it can receive their calls, to be able to detect that it is lost.
         self._is_leaving = False
-        revision, self._specs_digest = self.registry.revision, digest_of(self.registry)
+        revision = self.registry.revision
+        self._presence.note_specs()
         if not self.target.direct:
-            await self._announce(arrived=True)
+            await self._presence.announce(arrived=True)
         self.is_serving = True
         self._watching = [
             self._spawn(watch_loop_lag(self.jobs)),
-            self._spawn(self._watch_specs(revision)),
+            self._spawn(self._presence.watch_specs(revision)),
         ]
         if not self.target.direct:
             watching = watch_callers(
@@ -169,16 +165,13 @@ class CallServer(JobRunner, Receiver):
         A second signal ends the process at once.
         """
         with shutdown_event() as shutdown:
-            ends = [self._spawn(shutdown.wait())]
             # Only the server side of a WebSocket has `wait_closed`, because its connection is not restored.
-            wait_closed = getattr(self.target, "wait_closed", None)
-            if wait_closed is not None:
-                ends.append(self._spawn(wait_closed()))
+            wait_closed = getattr(self.target, "wait_closed", asyncio.Event().wait)
+            ends = self._spawn(shutdown.wait()), self._spawn(wait_closed())
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in ends:
-                    task.cancel()
+                await cancel_tasks(*ends)
             await self.aclose()
 
     @shielded
@@ -200,10 +193,10 @@ class CallServer(JobRunner, Receiver):
     async def _drain(self, was_serving: bool) -> None:
         with suppress(TransportError):
             await self._accepting.aclose()
-        self._is_leaving, self._is_accepting = True, False
+        self._is_leaving, self._presence.accepts = True, False
         if was_serving and not self.target.direct:
             if self.target.is_connected:
-                await self._announce()
+                await self._presence.announce()
             for job in [job for job in self.jobs.values() if not (job.begun or job.is_acquiring)]:
                 self._give_up(job, "the worker stops")
         with suppress(TimeoutError):
@@ -263,9 +256,15 @@ class CallServer(JobRunner, Receiver):
             if self._is_allowed(address, delivery.sender):
                 self._admit(request, address, delivery)
                 return
-        sender = delivery.sender
         if delivery.claim is not None:
             delivery.claim.remove()
+        self._control(event, delivery)
+
+    def _control(
+        self, event: CallEvent | UnknownEvent | MalformedEvent, delivery: Delivery
+    ) -> None:
+        """Process an event that starts no call: most of them refer to a call that has arrived before."""
+        sender = delivery.sender
         if type(event) is CallConfirmed:
             job = self._find(event.payload.request_id, sender)
             if job is not None and job.is_offered:
@@ -313,7 +312,7 @@ class CallServer(JobRunner, Receiver):
             malformed = MalformedEvent(problem, PUT_TYPE, request.request_id)
             set_after(self._reject(malformed, reply_to, delivery.sender), replied)
             return
-        if not self._is_new(key, request.resends):
+        if not self._recent.add(key, request.resends):
             self._repeat_reply(key, reply_to, delivery, replied)
             return
         job = self._job_of(request, reply_to, key, delivery)
@@ -425,23 +424,10 @@ class CallServer(JobRunner, Receiver):
         if self.registry.revision != self._served_revision:
             self._served_revision = self.registry.revision
             self._served.clear()
-        registry = self.registry
-        if operation_id in SERVICES and operation_id not in registry:
-            # The operations that describe the worker are in another registry.
-            registry = self._services
-        spec = registry.get_spec(operation_id)
-        if spec is None:
-            # The operation is unknown, or a remote has it and knows whether it is replayable.
-            return Served(registry, None, replayable=not registry.has_remote, is_stream=False)
-        is_stream = spec.type is OperationType.SUBSCRIPTION
-        served = self._served[operation_id] = Served(registry, spec, spec.replayable, is_stream)
+        served = served_by(self.registry, self._services, operation_id)
+        if served.spec is not None:
+            self._served[operation_id] = served
         return served
-
-    def _is_new(self, key: str, resends: int = 0) -> bool:
-        """Store the key of a request; return False if it was already stored, or this copy was dropped."""
-        if self._fenced is not None and f"{key} {resends}" in self._fenced:
-            return False
-        return self._recent.add(key)
 
     def _find(self, request_id: str, sender: str) -> Job | None:
         """Return the job of a request, if the event comes from its own client."""
@@ -469,7 +455,7 @@ class CallServer(JobRunner, Receiver):
             return
         if job is None:
             # The abort may have overtaken the request, which then counts as already received.
-            self._is_new(sender + abort.request_id)
+            self._recent.add(sender + abort.request_id)
             return
         if job.is_offered:
             # Another worker may have the call, and its caller waits for that worker's reply.
@@ -503,7 +489,7 @@ class CallServer(JobRunner, Receiver):
         self._outages.restored()
         self._connected_at = self._loop.time()
         if not self.target.direct:
-            self._spawn(self._announce(arrived=True))
+            self._spawn(self._presence.announce(arrived=True))
 
     # ---------------------------------------------------------------------------------------- presence
 
@@ -524,28 +510,13 @@ class CallServer(JobRunner, Receiver):
                     held.append(request_id)
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
-        await self._report(
+        await self._presence.report(
             probe.reply_to,
             request_ids=held,
             fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
             leaving=self._is_leaving and not held,
             stats=self.stats() if probe.stats else None,
         )
-
-    async def _announce(self, *, arrived: bool = False) -> None:
-        """Announce to all callers of the group that this worker has started, stops, or serves other operations."""
-        callers = self.target.topic(f"{self.group}.callers")
-        await self._report(callers, arrived=arrived, leaving=self._is_leaving)
-
-    async def _report(self, address: str, **fields: Any) -> None:
-        """Report that this worker is present."""
-        payload = AlivePayload(
-            worker=self.mailbox,
-            accepts=self._is_accepting and not self._is_leaving,
-            specs=self._specs_digest,
-            **fields,
-        )
-        await self._send(address, encode_event(CallAlive(payload=payload)))
 
     def _fence(self, fence: FencePayload, sender: str) -> bool:
         """Drop a copy of a request; return False if it has started, or may have started and is no longer stored."""
@@ -560,18 +531,8 @@ class CallServer(JobRunner, Receiver):
         else:
             # The caller decides: it will not confirm this copy any more.
             job.is_stale = True
-        self._fenced = self._fenced or BoundedSet(MAX_IDS)
-        self._fenced.add(f"{key} {fence.resends}")
+        self._recent.fence(key, fence.resends)
         return True
-
-    async def _watch_specs(self, revision: int) -> None:
-        """Announce operations that were registered, replaced or removed after `revision`."""
-        while True:
-            if self.registry.revision != revision:
-                revision = self.registry.revision
-                self._specs_digest = digest_of(self.registry)
-                await self._announce()
-            await asyncio.sleep(self._config.heartbeat)
 
 
 @options_of(WorkerConfig)

@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "approvals": ("authority:approvals_app", "List and answer calls that wait for approval."),
         "ledger": ("authority:ledger_app", "Check the tamper-evident record of calls."),
         "trace": ("call:trace", "Show the tree of recent calls."),
-        "completion": ("setup:completion", "Print or install completion for your shell."),
+        "completion": ("setup:completion", "Print the completion script of your shell."),
         "doctor": ("doctor:doctor", "Check the config, its sources and this installation."),
     },
 }

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from math import isinf
@@ -14,8 +14,8 @@ import msgspec
 from cyclopts import App, Parameter
 from msgspec import to_builtins
 
-from operations._text import counted, printable, suggestion
-from operations.access import Identity, pattern_test
+from operations._text import counted, printable, visible
+from operations.access import Identity
 from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
 from operations.authority.grants import PREFIX, BlockOptions
@@ -30,12 +30,10 @@ from operations.cli.options import (
     command,
     encoded,
     local_time,
-    plain,
 )
 from operations.context import OperationContext
 from operations.errors import OperationsError
-from operations.hub.journal import recall_ids
-from operations.hub.sources import grants_of, ledgers_of, opened_authority
+from operations.hub.opening import grants_of, ledgers_of, opened_authority
 
 grant_app = App(
     name="grant", help="Create, narrow, show and revoke grants: identities narrowed for agents."
@@ -47,7 +45,6 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BLOCK_ID = re.compile("[0-9a-f]{16}|[0-9a-f]{32}")
 """The id of a block, or its key, which `operations trace --verbose` prints."""
 
-_PART_OF_ID = re.compile("[0-9a-fA-F]{0,15}")
 _OPERATOR = OperationContext(trusted=True)
 Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 
@@ -141,21 +138,7 @@ async def create(
     if not scopes and subject not in common.load().config.access.keys:
         raise OperationsError(f"{subject} is not in [access.keys]; name its scopes with --scopes")
     whose = Identity(subject, scopes) if scopes else subject
-    screen = common.screen()
-    screen.write(_grants(common).create(whose, limits.holder, **limits.options()))
-    _report_unmatched(limits, screen, recall_ids(common.load()))
-
-
-def _report_unmatched(limits: GrantOptions, screen: Screen, ids: Sequence[str]) -> None:
-    """Warn about patterns that match none of the ids from the last time that all sources were open."""
-    known = [*ids, *dict.fromkeys(f"{each.rpartition('.')[0]}.*" for each in ids)]
-    for option in ("operations", "calls", "input", "approve") if ids else ():
-        for each in getattr(limits, option):
-            pattern = each.partition("=")[0]
-            is_of_server = pattern.startswith(("hub.", "approvals."))
-            if not is_of_server and not any(map(pattern_test((pattern,)), ids)):
-                near = suggestion(pattern, known)
-                screen.warn(f"--{option} {pattern} matches no operation at present.{near}")
+    common.screen().write(_grants(common).create(whose, limits.holder, **limits.options()))
 
 
 @grant_app.command
@@ -212,23 +195,19 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
             revoked.
         common: Options of every command.
     """
-    until, screen = None, common.screen()
+    until = None
     async with _opened(common) as authority:
         grants = _grants(common, store=authority.store)
         if block.startswith(PREFIX):
             # An edited token could contain an earlier end, after which its revocation would be removed.
             last = grants.blocks(block)[-1]
             block, until = last.id, last.until
-        elif block in common.load().config.access.keys or _PART_OF_ID.fullmatch(block):
+        elif _BLOCK_ID.fullmatch(block) is None:
             raise OperationsError(
                 f"{block!r} is not the id of a block: pass the token, or an id that `operations grant show` prints"
             )
-        elif _BLOCK_ID.fullmatch(block) is None:
-            screen.warn(
-                f"{plain(block)} is not an id that `operations grant` chooses: it may belong to no grant."
-            )
         await grants.revoke(block, until)
-    screen.note(f"revoked {plain(block)}")
+    common.screen().note(f"revoked {visible(block)}")
 
 
 # ------------------------------------------------------------ approvals
@@ -295,7 +274,7 @@ async def _answer(approval: str, reason: str | None, common: Common, *, approve:
     if screen.json:
         screen.value(to_builtins(done))
     else:
-        screen.write(plain(f"{done.state} {done.operation} {encoded(done.input)}"))
+        screen.write(visible(f"{done.state} {done.operation} {encoded(done.input)}"))
 
 
 def _show(found: list[Approval], screen: Screen) -> None:
@@ -305,7 +284,7 @@ def _show(found: list[Approval], screen: Screen) -> None:
     for each in found:
         caller = "the operator" if each.is_operator else each.caller or "an unknown caller"
         through = f", through {' and '.join(each.acting)}" if each.acting else ""
-        screen.write(plain(f"{each.id}  {each.operation}  {encoded(each.input)}"))
+        screen.write(visible(f"{each.id}  {each.operation}  {encoded(each.input)}"))
         screen.note(f"  asked by {printable(caller + through)}; until {_time(each.until)}")
     if not found:
         screen.note("no calls wait for approval")
@@ -356,26 +335,15 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
 @ledger_app.command
 @command
 async def tail(count: Annotated[int, POSITIVE] = 20, /, *, common: Common = DEFAULTS) -> None:
-    """Print the last lines of the ledger, from all of its files, in the order of time.
+    """Print the last lines of each file of the ledger.
 
     Args:
-        count: The number of lines.
+        count: The number of lines of a file.
         common: Options of every command.
     """
-    screen, found, shown = common.screen(), list[tuple[int, Path, str]](), None
+    screen = common.screen()
     for path, _ in ledgers_of(common.load())[1]:
-        at = 0
+        screen.note(f"{path.name}:")
         with path.open("rb") if path.exists() else nullcontext(()) as lines:
             for line in deque(lines, count):
-                with suppress(msgspec.DecodeError):
-                    at = msgspec.json.decode(line, type=_Line).time
-                found.append((at, path, line.decode(errors="backslashreplace").rstrip("\n")))
-    for _, path, text in sorted(found, key=lambda each: each[0])[-count:]:
-        if path != shown:
-            screen.note(f"{path.name}:")
-            shown = path
-        screen.write(plain(text))
-
-
-class _Line(msgspec.Struct):
-    time: int = 0
+                screen.write(visible(line.decode(errors="backslashreplace").rstrip("\n")))

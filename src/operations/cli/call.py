@@ -1,7 +1,7 @@
 """`operations call` and `operations trace`: make one call or follow a subscription, and show the tree of recent calls.
 
 Rule 1: the progress bar is removed before other output, so that a result starts on its own line. If standard error is
-        not a terminal, progress is printed at most once per second; with `--json` it is not printed.
+        not a terminal, progress is not printed.
 Rule 2: questions go to standard error, so that the result can be redirected to a file.
 Rule 3: Ctrl-C and Ctrl-D at a question about missing input end the command. At a question of a handler they cancel
         the question, and the handler continues.
@@ -10,13 +10,12 @@ Rule 3: Ctrl-C and Ctrl-D at a question about missing input end the command. At 
 import asyncio
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from getpass import getpass
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Annotated, Any
 
 import msgspec
@@ -25,10 +24,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 
 from operations._json import is_object
 from operations._pipeline.streams import Subscription
-from operations._signals import receives_signals
+from operations._tasks import receives_signals
 from operations._text import counted, printable
 from operations.channel import CallerChannel
-from operations.cli.inputs import put_file, read_input, typed
+from operations.cli.inputs import read_input, typed
 from operations.cli.lookup import caller
 from operations.cli.options import (
     DEFAULTS,
@@ -56,7 +55,7 @@ from operations.front.public_errors import public_error
 from operations.hub import Hub, SourceFilter
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.source import limits_of
-from operations.observe import CallRecord, spans
+from operations.observe import spans
 from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.specs import OperationType
@@ -70,7 +69,6 @@ async def call(
     *input: Annotated[str, Parameter(allow_leading_hyphen=True)],
     envelope: Annotated[bool, Parameter(alias="-e", negative="")] = False,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    upload: Annotated[tuple[str, ...], Parameter(alias="-u", negative="")] = (),
     timeout: Annotated[float | None, POSITIVE] = None,
     count: Annotated[int | None, POSITIVE] = None,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
@@ -80,14 +78,14 @@ async def call(
 
     The input is JSON, @FILE, - for standard input, or key=value pairs, which are converted according to the operation's
     schema: `a.b=1` sets a property of an object, a repeated key makes a list, `key:=JSON` is parsed as JSON, and
-    `key=@FILE` reads a file. On a terminal, the command asks for missing required values.
+    `key=@FILE` reads a file, which is streamed if the operation takes files. On a terminal, the command asks for
+    missing required values.
 
     Args:
         operation_id: The id of the operation, `namespace.name`.
         input: The input of the call.
         envelope: Print the whole envelope: data and metadata.
         output: Write the data to this file instead; bytes unchanged. A download from an API is streamed to the file.
-        upload: `key=FILE`: stream this file as the value of `key`. May be repeated.
         timeout: Seconds to wait; by default the timeout of the config, and no limit for a subscription.
         count: End a subscription after this many items.
         as_: A caller of [access.keys], or a grant; `anonymous` for no identity. Default: operator (full access).
@@ -109,13 +107,11 @@ async def call(
         operation = hub.registry.get(operation_id)
         files = None if operation is None else operation.files
         outline = Outline.of(spec.input_schema)
-        value = read_input(input, outline, front.limits)
-        for each in upload:
-            is_streamed = files is not None and files.takes_files
-            put_file(value, each, outline, screen.warn, is_streamed=is_streamed)
+        streams_files = files is not None and files.takes_files
+        value = read_input(input, outline, front.limits, streams_files=streams_files)
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        is_transfer = bool(upload)
+        is_transfer = streams_files and any("=@" in each for each in input)
         if output is not None and not envelope and files is not None and files.returns_files:
             # The service writes the file itself, so nothing is left to write here.
             value, output, is_transfer = {**value, files.save_to: output}, None, True
@@ -298,9 +294,6 @@ def _issues(value: Any, outline: Outline) -> list[Any]:
         return []
 
 
-_LINE_SECONDS = 1.0
-"""Seconds between two lines of progress in a pipe."""
-
 _LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
 
 
@@ -310,7 +303,6 @@ class _Terminal:
     def __init__(self, screen: Screen, title: str) -> None:
         self._screen = screen
         self._title = title
-        self._next_line = 0.0
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -337,12 +329,6 @@ class _Terminal:
 
     async def _show(self, done: float, total: float | None, message: str | None) -> None:
         title, progress = printable(message or self._title), self._progress
-        if progress.disable:
-            if not self._screen.json and monotonic() >= self._next_line:
-                self._next_line = monotonic() + _LINE_SECONDS
-                share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
-                self._screen.note(f"{title}: {share}")
-            return
         progress.start()
         progress.update(self._bar, completed=done, total=total, description=title, visible=True)
         # Refresh at once, because a handler that computes after its report blocks the automatic refresh.
@@ -377,7 +363,6 @@ async def trace(
     *,
     limit: Annotated[int, Parameter(alias="-n"), POSITIVE] = 20,
     failed: Annotated[bool, Parameter(negative="")] = False,
-    callers: Annotated[bool, Parameter(negative="")] = False,
     common: Common = DEFAULTS,
 ) -> None:
     """Show recent calls as a tree: caller, operation, nested calls, duration and outcome.
@@ -389,7 +374,6 @@ async def trace(
         id: Show only calls whose root is this operation, or the call with this request id.
         limit: The number of recorded calls, the newest last.
         failed: Show only calls that failed or have a failed nested call.
-        callers: Show how much each caller called, instead of the calls.
         common: Options of every command.
     """
     screen = common.screen()
@@ -400,9 +384,6 @@ async def trace(
         if (id is None or root.record.operation_id == id or root.has_request(id))
         and (not failed or root.has_failed)
     ]
-    if callers:
-        _show_callers(screen, [root.record for root in roots])
-        return
     if screen.json:
         screen.value([root.to_json() for root in roots[-limit:]])
         return
@@ -416,27 +397,3 @@ async def trace(
             screen.line((line, ""))
     if not roots and screen.is_terminal:
         screen.note(f"no {'such ' if id or failed else ''}calls are recorded in {path}")
-
-
-def _show_callers(screen: Screen, records: list[CallRecord]) -> None:
-    """Print the number and duration of the calls of each caller, the one with the most time first."""
-    by_caller: dict[str, list[CallRecord]] = {}
-    for record in records:
-        parties = [record.identity_id or "(no identity)", *record.acting]
-        by_caller.setdefault(", through ".join(parties), []).append(record)
-    totals: list[JSONObject] = [
-        {
-            "caller": caller,
-            "calls": len(calls),
-            "failed": sum(call.outcome != "success" for call in calls),
-            "seconds": round(sum(call.duration or 0 for call in calls), 3),
-            "operation": Counter(call.operation_id for call in calls).most_common(1)[0][0],
-        }
-        for caller, calls in by_caller.items()
-    ]
-    totals.sort(key=lambda total: total["seconds"], reverse=True)
-    if screen.json:
-        screen.value(totals)
-        return
-    headings = ("caller", "calls", "failed", "seconds", "most called")
-    screen.rows(headings, [[str(cell) for cell in total.values()] for total in totals])

@@ -1,9 +1,7 @@
 """`operations doctor`: check that everything a config needs is available, and recommend fixes."""
 
-import os
 import platform
-import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,13 +12,12 @@ from cyclopts import Parameter
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
-from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, command
+from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
-from operations.front.config import ListenConfig
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
-from operations.hub.sources import connect_broker, worker_config
+from operations.hub.opening import connect_broker, worker_config
 from operations.observe import CallRecord, add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.diagnosis import diagnose
@@ -42,17 +39,6 @@ _EXTRAS = {
     "otel": ("opentelemetry-api",),
     "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
-_CHANGED = {
-    "mismatch": "did not match and stayed unchanged",
-    "stripped": "not declared and stripped",
-    "filled": "filled with a declared default",
-    "converted": "converted without loss",
-    "created": "created",
-    "replaced": "replaced",
-    "input": "of the input converted",
-}
-"""The text for each kind of change, after the number of values."""
-
 _CAUTION = (
     "declare only calls that the code of an operation chooses: a declared call runs without a check of the caller,"
     " also if the caller's input names it"
@@ -70,7 +56,7 @@ async def doctor(
     reach: Annotated[bool, Parameter(negative="")] = False,
     common: Common = DEFAULTS,
 ) -> int:
-    """Check the installation, the config, its secrets, its sources, its brokers and its port; or an OpenAPI document.
+    """Check the installation, the config, its secrets, its sources and its brokers; or an OpenAPI document.
 
     For a document it reports arguments that no value satisfies, required headers that only configuration can set,
     operations with several success statuses, broken references, and which of the document's response examples reach a
@@ -83,15 +69,7 @@ async def doctor(
     """
     screen = common.screen()
     if reach:
-        path = journal_path(common.load(required=False))
-        found = undeclared_calls(read_journal(path))
-        if screen.json:
-            screen.value(found)
-            return ExitCode.DONE
-        for operation_id, calls in found.items():
-            listed = ", ".join(f'"{call}"' for call in calls)
-            screen.line((f"{operation_id}: calls=[{listed}]", ""))
-        screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
+        _print_undeclared(journal_path(common.load(required=False)), screen)
         return ExitCode.DONE
     findings: list[dict[str, str]] = []
 
@@ -123,6 +101,18 @@ async def doctor(
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 
+def _print_undeclared(path: Path, screen: Screen) -> None:
+    """Print the nested calls of a trace that their operations do not declare."""
+    found = undeclared_calls(read_journal(path))
+    if screen.json:
+        screen.value(found)
+        return
+    for operation_id, calls in found.items():
+        listed = ", ".join(f'"{call}"' for call in calls)
+        screen.line((f"{operation_id}: calls=[{listed}]", ""))
+    screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
+
+
 async def _check_all(common: Common, report: Report) -> None:
     _check_installation(report)
     try:
@@ -139,8 +129,6 @@ async def _check_all(common: Common, report: Report) -> None:
         if has_secrets:
             report("config", "failed", str(error))
     await _check_brokers(file, report)
-    _check_ledger(file, report)
-    _check_listening(file, report)
     _check_trace(file, report)
 
 
@@ -176,8 +164,8 @@ async def _check_document(document: str, report: Report, *, verbose: bool) -> No
     words = f"{found.examples - len(changed)} of {counted(found.examples, 'response example')} unchanged"
     report("examples", "warning" if changed else "ok", words)
     for example in changed if verbose else changed[:SHOWN]:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(example.changes.items()))
-        report(example.operation_id, "warning", f"example of {example.status}: {kinds}")
+        words = f"example of {example.status}: {_by_kind(example.changes)}"
+        report(example.operation_id, "warning", words)
     if not verbose and len(changed) > SHOWN:
         report("examples", "ok", f"{len(changed) - SHOWN} more; --verbose shows all")
 
@@ -203,20 +191,6 @@ def _check_secrets(file: ConfigFile, report: Report) -> bool:
             report(".".join(map(str, path)), "failed", error.faults[0].message)
             is_complete = False
     return is_complete
-
-
-def _check_ledger(file: ConfigFile, report: Report) -> None:
-    """Report the keys of the ledger whose files cannot be written. The ledger of a running hub stays untouched."""
-    entry = file.config.ledger
-    for key in () if entry is None else ("file", "head"):
-        given = getattr(entry, key)
-        if given is None:
-            continue
-        path = file.resolve(given)
-        if not path.parent.is_dir():
-            report(f"ledger.{key}", "failed", f"there is no folder {path.parent}")
-        elif path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            report(f"ledger.{key}", "failed", f"{path} cannot be written")
 
 
 async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool) -> None:
@@ -263,47 +237,23 @@ async def _check_brokers(file: ConfigFile, report: Report) -> None:
             report(f"broker {name}", "failed", str(error) or "no answer")
 
 
-def _check_listening(file: ConfigFile, report: Report) -> None:
-    """Check the certificate and the port."""
-    listen = ListenConfig(**file.options(ListenConfig, file.config.serve))
-    if listen.certificate_problem is not None:
-        report("serve.certificate", "failed", listen.certificate_problem)
-    host, port = listen.host, listen.port
-    if listen.socket_path is not None:
-        folder = Path(listen.socket_path).parent
-        if not os.access(folder, os.W_OK):
-            report("serve.host", "warning", f"a socket cannot be created in {folder}")
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        report("port", "warning", f"{host}:{port} cannot be used: {error.strerror}")
-    else:
-        report("port", "ok", f"{host}:{port} is free")
-
-
 def _check_trace(file: ConfigFile, report: Report) -> None:
-    """Check the trace, and report the changes that normalisation made to results, by operation."""
-    if not file.config.trace.enabled:
-        report("trace", "ok", "calls are not recorded")
+    """Report the changes that normalisation made to recorded results, by operation."""
+    try:
+        records = read_journal(journal_path(file))
+    except OSError as error:
+        report("trace", "warning", f"the recorded calls cannot be read: {error}")
         return
-    path = journal_path(file)
-    if not _is_writable(path):
-        report("trace", "warning", f"{path} cannot be written: set another trace.file")
-        return
-    report("trace", "ok", str(path))
     found: dict[str, dict[str, int]] = {}
-    for record in read_journal(path):
+    for record in records:
         if record.changes:
             add_counts(found.setdefault(record.operation_id, {}), record.changes)
     for operation_id, kinds in sorted(found.items()):
-        words = ", ".join(
-            f"{counted(count, 'value')} {_CHANGED[kind]}"
-            for kind, count in kinds.items()
-            if kind in _CHANGED
-        )
-        report(operation_id, "warning", f"results differ from the schema: {words}")
+        report(operation_id, "warning", f"results differ from the schema: {_by_kind(kinds)}")
+
+
+def _by_kind(changes: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(changes.items()))
 
 
 def undeclared_calls(records: Iterable[CallRecord]) -> dict[str, list[str]]:
@@ -315,12 +265,3 @@ def undeclared_calls(records: Iterable[CallRecord]) -> dict[str, list[str]]:
         if parent is not None and record.authority is None:
             found.setdefault(parent.operation_id, set()).add(record.operation_id)
     return {operation_id: sorted(found[operation_id]) for operation_id in sorted(found)}
-
-
-def _is_writable(path: Path) -> bool:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError:
-        return False
-    return True

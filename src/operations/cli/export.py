@@ -36,7 +36,7 @@ from operations.cli.options import (
 )
 from operations.errors import CallError, ErrorCode
 from operations.front.search import visible_specs
-from operations.hub.hub import Hub
+from operations.hub import Hub
 from operations.openapi import to_openapi
 from operations.schema import Schema
 from operations.schema.outline import Outline

@@ -12,20 +12,19 @@ import os
 import re
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from operations._decoding import decode_json
-from operations._folders import expanded
+from operations._files import expanded
 from operations._json import (
     WRAPPING_DEPTH,
     JSONLimitError,
     JSONValueError,
     count_values,
-    is_list,
     is_object,
     kind_of,
     pointer,
@@ -40,9 +39,20 @@ _PAIR = re.compile(r"(?P<key>[^=:{\[\"][^=:{\"]*?)(?P<sign>:=|=)(?P<value>.*)", 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _BINARY = frozenset({"binary", "byte", "base64"})
 
+_MAX_INLINE = 256 * 1024
+"""The size in bytes of the largest file whose content is part of the input of an operation that accepts files."""
 
-def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> Any:
+
+def read_input(
+    arguments: Sequence[str], outline: Outline, limits: Limits, *, streams_files: bool = False
+) -> Any:
     """Return the input for the arguments of a call.
+
+    Args:
+        arguments: The arguments.
+        outline: The schema of the input.
+        limits: The limits on sizes.
+        streams_files: Whether the operation reads files itself, so that the input contains the paths of large ones.
 
     Raises:
         CallError: `VALIDATION_ERROR` if the arguments do not match the types of the schema; `RESOURCE_EXHAUSTED` if
@@ -63,43 +73,11 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
         if pair is None:
             raise _unreadable(f"{argument!r}", "is neither key=value nor the only argument")
         keys = _keys(pair["key"], outline)
-        _put(value, keys, pair["sign"], pair["value"], outline, limits)
+        reader = _Reader(pair["sign"], keys, limits, streams_files)
+        _put(value, keys, reader.value(pair["value"], _at(keys, outline)))
     if count_values(value, limits.values) > limits.values:
         raise too_large(f"The input contains more than {limits.values:,} values")
     return value
-
-
-def put_file(
-    value: Any, pair: str, outline: Outline, warn: Callable[[str], None], *, is_streamed: bool
-) -> None:
-    """Put a file into an input.
-
-    Args:
-        value: The input.
-        pair: `key=FILE`; the key may have dots, and a repeated key makes a list.
-        outline: The schema of the input.
-        warn: Receives a warning if the argument does not declare that it is bytes.
-        is_streamed: Whether the operation reads the file itself; otherwise the input contains its bytes.
-
-    Raises:
-        CallError: `VALIDATION_ERROR` if the argument is not `key=FILE`, or the file cannot be read.
-    """
-    key, sign, name = pair.partition("=")
-    keys = _keys(key, outline)
-    if not sign or not key or not name:
-        raise _unreadable(f"{pair!r}", "is not key=FILE")
-    place = _parent(value, keys)
-    file: Any = expanded(name) if is_streamed else _file(name, keys)
-    outline = _at(keys, outline)
-    items = _binary_items(outline)
-    if not is_streamed and items is None and not _is_binary(outline):
-        warn(f"{key} is not a file, so {name} is sent in base64; write {key}=@{name} to send text")
-    if keys[-1] in place:
-        before = place[keys[-1]]
-        file = [*before, file] if is_list(before) else [before, file]
-    elif items is not None and not _is_binary(outline):
-        file = [file]
-    place[keys[-1]] = file
 
 
 def typed(text: str, outline: Outline) -> Any:
@@ -139,7 +117,7 @@ def _whole(argument: str, limits: Limits) -> Any:
     if argument == "-":
         return _json(sys.stdin.buffer.read(limits.body_bytes + 1), "standard input", limits)
     if argument.startswith("@"):
-        return _json(_file(argument[1:]), argument[1:], limits)
+        return _json(_file(expanded(argument[1:])), argument[1:], limits)
     return _json(os.fsencode(argument), "the input", limits)
 
 
@@ -161,19 +139,16 @@ def _json(text: bytes, what: str, limits: Limits, keys: Sequence[str] = ()) -> A
         raise _unreadable(what, f"{error.reason}{hint}", keys) from None
 
 
-def _file(path: str, keys: Sequence[str] = ()) -> bytes:
+def _file(path: Path, keys: Sequence[str] = ()) -> bytes:
     try:
-        return expanded(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, f"cannot be read: {error.strerror}", keys) from None
+        raise _unreadable(str(path), f"cannot be read: {error.strerror}", keys) from None
 
 
-def _put(
-    value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline, limits: Limits
-) -> None:
+def _put(value: JSONObject, keys: list[str], found: Any) -> None:
     """Set one key, which may name a nested property; a repeated key adds to a list."""
     value, last = _parent(value, keys), keys[-1]
-    found = _value(sign, text, _at(keys, outline), keys, limits)
     if last in value:
         if not isinstance(value[last], list):
             raise _unreadable(".".join(keys), "is given twice", keys)
@@ -209,25 +184,40 @@ def _parent(value: Any, keys: Sequence[str]) -> JSONObject:
     return value
 
 
-def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limits) -> Any:
-    name = ".".join(keys)
-    if sign == ":=":
-        return _json(os.fsencode(text), name, limits, keys)
-    if not text.startswith("@") or len(text) == 1:
-        return typed(text, outline)
-    data = _file(text[1:], keys)
-    if _is_binary(outline):
-        encoded_data = b64encode(data).decode("ascii")
-        if not any({"content", "filename"} <= each.properties.keys() for each in outline.members):
-            return encoded_data
-        return {"content": encoded_data, "filename": Path(text[1:]).name}
-    items = _binary_items(outline)
-    if items is not None:
-        return [_value(sign, text, items, keys, limits)]
-    try:
-        return typed(data.decode(), outline)
-    except UnicodeDecodeError:
-        return b64encode(data).decode("ascii")
+class _Reader(NamedTuple):
+    """Reads the value of one key."""
+
+    sign: str
+    keys: Sequence[str]
+    limits: Limits
+    streams_files: bool
+
+    def value(self, text: str, outline: Outline) -> Any:
+        """Return the value in the text of an argument, or in the file that it names."""
+        if self.sign == ":=":
+            return _json(os.fsencode(text), ".".join(self.keys), self.limits, self.keys)
+        if not text.startswith("@") or len(text) == 1:
+            return typed(text, outline)
+        is_binary = _is_binary(outline)
+        items = next(filter(_is_binary, _items(outline)), None)
+        if items is not None and not is_binary:
+            return [self.value(text, items)]
+        path = expanded(text[1:])
+        is_large = path.is_file() and path.stat().st_size > _MAX_INLINE
+        # The content of a small file is in the input, so that the call can be approved.
+        if self.streams_files and is_binary and is_large:
+            return path
+        data = _file(path, self.keys)
+        if is_binary:
+            content = b64encode(data).decode("ascii")
+            if any({"content", "filename"} <= each.properties.keys() for each in outline.members):
+                return {"content": content, "filename": path.name}
+            return content
+        try:
+            return typed(data.decode(), outline)
+        except UnicodeDecodeError:
+            # A part of a form may be a file whose schema is that of a text.
+            return path if self.streams_files else b64encode(data).decode("ascii")
 
 
 def _is_binary(outline: Outline) -> bool:
@@ -238,11 +228,6 @@ def _is_binary(outline: Outline) -> bool:
         for key in ("contentEncoding", "format")
     }
     return not forms.isdisjoint(_BINARY)
-
-
-def _binary_items(outline: Outline) -> Outline | None:
-    """Return the schema of a list's items, if they can be bytes in base64."""
-    return next(filter(_is_binary, _items(outline)), None)
 
 
 def _items(outline: Outline) -> Iterator[Outline]:

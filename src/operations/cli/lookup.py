@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.padding import Padding
 from rich.tree import Tree
 
-from operations._text import counted
+from operations._text import counted, visible
 from operations.access import AccessControl
 from operations.cli.options import (
     DEFAULTS,
@@ -22,15 +22,14 @@ from operations.cli.options import (
     encoded,
     first_line,
     open_session,
-    plain,
     styled,
 )
 from operations.context import OperationContext
 from operations.errors import OperationsError
 from operations.front.search import Gateway
 from operations.hub import Hub, Source, SourceFilter
+from operations.hub.opening import sources_of
 from operations.hub.source import Kind
-from operations.hub.sources import sources_of
 from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -175,7 +174,7 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
     screen.line((spec.id, "bold"), kind, (f"  {spec.version}", "dim"))
     for text in dict.fromkeys((spec.title, spec.description)):
         if text:
-            screen.show(Padding(plain(text.strip()), (0, 0, 0, 2), expand=False))
+            screen.show(Padding(visible(text.strip()), (0, 0, 0, 2), expand=False))
     facts = {
         "from": _origin(spec, source),
         "tags": ", ".join(spec.tags),

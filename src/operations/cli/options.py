@@ -35,12 +35,11 @@ from rich.style import Style
 from rich.text import Text
 
 from operations._json import list_of, object_of, to_json
-from operations._signals import exit_on_termination
-from operations._text import counted, printable, visible_json
+from operations._tasks import exit_on_termination
+from operations._text import counted, printable, visible, visible_json
 from operations.config import (
     FILE_NAME,
     ConfigError,
-    ConfigFault,
     ConfigFile,
     enforce_trusted,
     find_config,
@@ -70,15 +69,6 @@ _LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 _WIDE = 100_000
 """The width of output that is not a terminal."""
-
-
-def plain(text: str) -> str:
-    """Return `text` with control characters and invisible characters escaped, for a terminal."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        part if part.isprintable() or part in "\n\t" else ascii(part)[1:-1] for part in text
-    )
 
 
 def first_line(text: str) -> str:
@@ -230,7 +220,7 @@ class Screen:
         elif self.json:
             self._complain({"note": {"message": text.strip()}})
         else:
-            self.err.print(Text(plain(text), style), soft_wrap=True)
+            self.err.print(Text(visible(text), style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error; the command continues."""
@@ -266,7 +256,9 @@ class Screen:
         text = (
             str(error) if str(error).startswith(error.code) else with_code(error.code, str(error))
         ).removeprefix(error.code)
-        self.err.print(styled((error.code, "bold red")).append(plain(text), "red"), soft_wrap=True)
+        self.err.print(
+            styled((error.code, "bold red")).append(visible(text), "red"), soft_wrap=True
+        )
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
             issues = list(map(object_of, list_of(object_of(details).get("errors"))))
@@ -363,7 +355,7 @@ class Common:
             ConfigError: If the config has errors; if it is missing and `required`; or if it was found by search and
                 belongs to another user.
         """
-        path = self.config or find_config(_current_folder())
+        path = self.config or find_config(Path.cwd())
         if path is None and not required:
             return ConfigFile()
         if path is not None and self.config is None and not self.trust:
@@ -371,20 +363,12 @@ class Common:
         return load_config(path or Path(FILE_NAME))
 
 
-def _current_folder() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        what = "the current folder no longer exists: change to another one, or use --config FILE."
-        raise ConfigError([ConfigFault(FILE_NAME, None, "", what)]) from None
-
-
 DEFAULTS = Common()
 
 
 def complete_ids(_context: object) -> list[str]:
     """Return the stored ids of the config for the current folder, for shell completion."""
-    with suppress(ConfigError):
+    with suppress(ConfigError, OSError):
         return recall_ids(DEFAULTS.load(required=False))
     return []
 
@@ -432,6 +416,8 @@ async def _run(function: Coroutine[Any, Any, int | None], common: Common) -> int
         if common.verbose:
             screen.traceback()
         message = str(error) or type(error).__name__
+        if isinstance(error, FileNotFoundError) and not _has_folder():
+            message = "the current folder does not exist any more: change to another one"
         if not isinstance(error, (OperationsError, OSError)):
             hint = "" if common.verbose else "; --verbose shows where"
             message = f"this is a defect: {type(error).__name__}: {error}{hint}"
@@ -439,6 +425,13 @@ async def _run(function: Coroutine[Any, Any, int | None], common: Common) -> int
         return ExitCode.UNAVAILABLE if isinstance(error, TransportError) else ExitCode.FAILED
     finally:
         await _abandon_tasks()
+
+
+def _has_folder() -> bool:
+    try:
+        return Path.cwd().exists()
+    except FileNotFoundError:
+        return False
 
 
 async def _abandon_tasks() -> None:
@@ -481,12 +474,15 @@ async def open_session(
         common: The config and the verbosity.
         screen: Receives the reports.
         wanted: The sources to open.
-        file: The config, if it is already loaded.
+        file: The config of a server, which is already loaded.
         wait: Whether to wait for the sources, and report those that cannot be opened.
 
     Raises:
         ConfigError: If the config is missing or wrong.
     """
+    if file is not None and _is_quiet(file, common):
+        # Commands report their sources, but not a trace that a server cannot write.
+        logging.getLogger("operations.hub.journal").setLevel(logging.WARNING)
     opened = open_hub(file or common.load(), wanted, wait=30 if wait else 0)
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
@@ -501,7 +497,7 @@ async def settle(hub: Hub, screen: Screen, common: Common) -> None:
     """Wait briefly for the sources of a running hub, and report those that are not connected yet."""
     await hub.settled(_SETTLE_SECONDS)
     await _report_sources(hub, screen, common)
-    if _is_quiet(hub, common):
+    if _is_quiet(hub.file, common):
         # Without `[log]`, also log events that resolve a warning, such as a source that is connected again.
         logging.getLogger("operations.hub").setLevel(logging.INFO)
 
@@ -521,8 +517,6 @@ async def _report_sources(
     if wanted.is_all and not hub.absent():
         for pattern in sorted(hub.tools.unmatched):
             screen.warn(f'[tools."{pattern}"] matches no operation')
-        for pattern in sorted(hub.tools.uncached):
-            screen.warn(f'[tools."{pattern}"] cache has no effect: it matches no query')
     for source in hub.sources:
         _report_parts(source, screen, common)
     if wanted.is_all:
@@ -530,7 +524,7 @@ async def _report_sources(
         before = recall_ids(hub.file) if hub.absent() else []
         ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
         remember_ids(hub.file, ids)
-    if _is_quiet(hub, common):
+    if _is_quiet(hub.file, common):
         # From here on, log warnings: they concern calls and sources, and are not reported in another way.
         logging.getLogger("operations").setLevel(logging.WARNING)
     if wanted.is_all:
@@ -554,6 +548,6 @@ def _report_parts(source: Source, screen: Screen, common: Common) -> None:
         )
 
 
-def _is_quiet(hub: Hub, common: Common) -> bool:
+def _is_quiet(file: ConfigFile, common: Common) -> bool:
     """Return whether neither the command line nor `[log]` configures logging."""
-    return not common.verbose and not hub.file.config.log.options
+    return not common.verbose and not file.config.log.options

@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from operations._signals import shutdown_event
+from operations._tasks import shutdown_event
 from operations._text import counted
 from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_session, settle
 from operations.config import ConfigFile
-from operations.hub import serving
+from operations.hub import Hub, serving
 from operations.hub.controls import following
-from operations.hub.hub import Hub
 from operations.hub.journal import writing_logs
 from operations.server.running import GRACE, is_loopback, listen
 

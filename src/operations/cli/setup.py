@@ -19,7 +19,7 @@ from rich.text import Text
 
 from operations._json import object_of
 from operations._mcp_config import decode_commented
-from operations._text import counted, suggestion
+from operations._text import counted, suggestion, visible
 from operations.cli import GROUPS, build_app
 from operations.cli.options import (
     DEFAULTS,
@@ -30,7 +30,6 @@ from operations.cli.options import (
     command,
     encoded,
     first_line,
-    plain,
 )
 from operations.config import (
     FILE_NAME,
@@ -43,7 +42,7 @@ from operations.config import (
 from operations.config.model import TraceEntry
 from operations.errors import OperationsError
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
-from operations.hub.sources import client_config, sources_of
+from operations.hub.opening import client_config, sources_of
 from operations.specs import OperationSpec
 
 Kind = Literal["openapi", "mcp", "modules", "broker"]
@@ -221,7 +220,7 @@ def _show(
         screen.line((f"  {part.where}: {part.reason}", "yellow"))
     if snippet:
         screen.show(Text("\nfor operations.toml:\n", "dim"))
-        screen.show(Text(plain(snippet), "cyan"), overflow="keep")
+        screen.show(Text(visible(snippet), "cyan"), overflow="keep")
 
 
 # ------------------------------------------------------------ init, completion, login
@@ -241,7 +240,6 @@ async def init(
     /,
     *,
     force: Annotated[bool, Parameter(negative="")] = False,
-    schema: Annotated[bool, Parameter(negative="")] = False,
     common: Common = DEFAULTS,
 ) -> None:
     """Write a commented operations.toml, a first operation, and the config's JSON Schema for editors.
@@ -249,13 +247,9 @@ async def init(
     Args:
         folder: The folder for the files.
         force: Overwrite existing files.
-        schema: Print the JSON Schema of the config instead of writing files.
         common: Options of every command.
     """
     screen = common.screen()
-    if schema:
-        screen.write(encoded(config_schema().document, indent=2))
-        return
     written = {
         FILE_NAME: starter("config.toml"),
         MODULE_NAME: starter("hello.txt"),
@@ -282,36 +276,21 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
 
 @command
 async def completion(
-    shell: Literal["bash", "zsh", "fish", "powershell"],
-    /,
-    *,
-    install: Annotated[bool, Parameter(negative="")] = False,
-    common: Common = DEFAULTS,
+    shell: Literal["bash", "zsh", "fish", "powershell"], /, *, common: Common = DEFAULTS
 ) -> None:
-    """Print the completion script of a shell, or install it.
+    """Print the completion script of a shell.
 
     Args:
         shell: The shell.
-        install: Install the script in the shell's completion folder, and load it in the shell's start file.
         common: Options of every command.
     """
-    screen = common.screen()
     app = build_app()
     for name in chain.from_iterable(GROUPS.values()):
         try:
             app[name]
         except ImportError:  # Its extra is missing.
             del app[name]
-    if install:
-        try:
-            written = app.install_completion(shell=shell)
-        except RuntimeError:
-            raise OperationsError(
-                "this user has no home folder: set HOME, or print the script without --install"
-            ) from None
-        screen.note(f"written to {written}; it takes effect in new shells")
-    else:
-        screen.write(app.generate_completion(shell=shell))
+    common.screen().write(app.generate_completion(shell=shell))
 
 
 @command

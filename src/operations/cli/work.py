@@ -1,9 +1,8 @@
 """`operations work` runs a worker on a broker; `operations workers` shows workers, their queue and dead letters."""
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager
 from socket import gethostname
 from time import time
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from msgspec import to_builtins
 
-from operations._signals import shutdown_event
+from operations._tasks import shutdown_event
 from operations._text import counted, suggestion
 from operations.calls import CallServer, serve_calls
 from operations.calls.jobs import WorkerConfig
@@ -36,7 +35,8 @@ from operations.errors import OperationsError
 from operations.hub import Hub, SourceFilter
 from operations.hub.controls import following
 from operations.hub.journal import writing_logs
-from operations.hub.sources import connect_broker, worker_config
+from operations.hub.opening import connect_broker, worker_config
+from operations.hub.source import limits_of
 from operations.types import JSONObject
 
 
@@ -71,26 +71,31 @@ async def work(
     given = {"concurrency": concurrency, "grace": grace, "name": name}
     options = file.options(WorkerConfig, entry)
     options |= {key: value for key, value in given.items() if value is not None}
+    options["limits"] = limits_of(file)
     options["name"] = options.get("name") or f"{gethostname()}-{os.getpid()}"
     # A worker that imported the operations of its own group would call itself.
     others = SourceFilter(without=f"broker:{chosen}")
-    async with (
-        open_session(common, screen, others, file=file, wait=False) as hub,
-        connect_broker(entry, file) as target,
-    ):
-        hub.serve_authority()
+    with writing_logs(file, verbose=common.verbose):
         async with (
-            serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
-            following(hub, {f"broker:{chosen}": lambda: target.is_connected}),
-            _shown(hub, worker, host, port) as url,
+            open_session(common, screen, others, file=file, wait=False) as hub,
+            connect_broker(entry, file) as target,
         ):
-            hub.registry.authority.approvals.is_up = lambda: worker.is_serving
-            with writing_logs(file, verbose=common.verbose):
+            hub.serve_authority()
+            authority = hub.registry.authority
+            async with (
+                serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
+                following(hub, {f"broker:{chosen}": lambda: target.is_connected}),
+                _shown(hub, worker, host, port) as url,
+            ):
+                hub.on_reload.append(lambda: worker.limit(limits_of(hub.file)))
                 with shutdown_event() as shutdown:
+                    authority.approvals.is_up = lambda: not shutdown.is_set()
                     await settle(hub, screen, common)
                     _announce(screen, hub.offered, chosen, group, entry.url, url)
                     await shutdown.wait()
                 screen.note("finishing running calls ...")
+                # Calls that wait for approval end.
+                authority.store.wake()
                 # `/readyz` reports this.
                 await worker.aclose()
 
@@ -152,49 +157,42 @@ def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]
 
 workers_app = App(name="workers", help="Show the workers of a broker, and handle dead letters.")
 
-_WATCH_SECONDS = 2.0
-
 
 @workers_app.default
 @command
-async def show(
-    *,
-    broker: str | None = None,
-    watch: Annotated[bool, Parameter(alias="-w", negative="")] = False,
-    common: Common = DEFAULTS,
-) -> int:
+async def show(*, broker: str | None = None, common: Common = DEFAULTS) -> int:
     """Show the connected workers, the running and waiting calls, and the number of dead letters.
 
     Args:
         broker: The name of the broker in [brokers]; optional if there is only one.
-        watch: Update the output every two seconds, until Ctrl-C.
         common: Options of every command.
     """
     screen = common.screen()
     async with _monitored(broker, common) as (monitor, _):
-        # Ctrl-C is the normal end of --watch.
-        with suppress(asyncio.CancelledError) if watch else nullcontext():
-            while True:
-                report = await monitor.look()
-                _show(report, screen, is_line=watch)
-                if not watch:
-                    is_served = report.workers or report.silent
-                    return ExitCode.DONE if is_served else ExitCode.UNAVAILABLE
-                await asyncio.sleep(_WATCH_SECONDS)
-    return ExitCode.DONE
+        report = await monitor.look()
+    _show(report, screen)
+    return ExitCode.DONE if report.workers or report.silent else ExitCode.UNAVAILABLE
 
 
 @workers_app.command
 @command
-async def letters(*, broker: str | None = None, common: Common = DEFAULTS) -> None:
+async def letters(
+    letter: str | None = None, /, *, broker: str | None = None, common: Common = DEFAULTS
+) -> None:
     """List the dead letters: requests that were abandoned because every worker that started one was lost.
 
+    They were stored without the credentials of their callers.
+
     Args:
+        letter: The id of a dead letter, to show only this one.
         broker: The name of the broker in [brokers]; optional if there is only one.
         common: Options of every command.
     """
     screen = common.screen()
     async with _monitored(broker, common) as (monitor, _):
+        if letter is not None:
+            screen.value(to_builtins(await monitor.letter(letter)))
+            return
         found = await monitor.letters()
     if screen.json:
         screen.value([to_builtins(each) for each in found])
@@ -213,20 +211,6 @@ async def letters(*, broker: str | None = None, common: Common = DEFAULTS) -> No
     )
     if not found:
         screen.note("no dead letters")
-
-
-@workers_app.command
-@command
-async def letter(letter: str, /, *, broker: str | None = None, common: Common = DEFAULTS) -> None:
-    """Show one dead letter. It was stored without the credential of its caller.
-
-    Args:
-        letter: The id of the dead letter.
-        broker: The name of the broker in [brokers]; optional if there is only one.
-        common: Options of every command.
-    """
-    async with _monitored(broker, common) as (monitor, _):
-        common.screen().value(to_builtins(await monitor.letter(letter)))
 
 
 @workers_app.command
@@ -282,9 +266,9 @@ async def _monitored(
         yield monitor, credential
 
 
-def _show(report: GroupReport, screen: Screen, *, is_line: bool) -> None:
+def _show(report: GroupReport, screen: Screen) -> None:
     if screen.json:
-        (screen.item if is_line else screen.value)(to_builtins(report))
+        screen.value(to_builtins(report))
         return
     headings = ("worker", "version", "running", "waiting", "limit", "done", "failed", "mean", "up")
     screen.rows(

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
-from operations._folders import expanded
+from operations._files import expanded, read_small
 from operations._json import is_list, is_object, object_of, unescape
 from operations._mcp_config import read_servers
 from operations.config.checks import ConfigError, ConfigFault, KeyLines, Wording, check, written
@@ -39,7 +39,6 @@ MCP_FILES = ("mcp.json", ".mcp.json")
 VARIABLE = "OPERATIONS_CONFIG"
 TRUST_VARIABLE = "OPERATIONS_TRUST"
 
-_MAX_BYTES = 4 << 20
 _SOURCES = frozenset({"openapi", "mcp", "brokers", "tools"})
 """Tables of tables, each of which is checked on its own."""
 
@@ -82,14 +81,9 @@ class ConfigFile:
             return found
         path = self.resolve(secret.file or "")
         try:
-            with path.open("rb") as opened:
-                # The file may be a device without an end.
-                content = opened.read(_MAX_BYTES + 1)
-            found = content.decode("utf-8-sig").strip()
+            found = read_small(path).decode("utf-8-sig").strip()
         except (OSError, ValueError):
             raise self.fault(f"the secret in {path} cannot be read.") from None
-        if len(content) > _MAX_BYTES:
-            raise self.fault(f"the secret in {path} is larger than {_MAX_BYTES >> 20} MiB.")
         if not found:
             raise self.fault(f"the secret in {path} is empty.")
         return found
@@ -119,8 +113,13 @@ class ConfigFile:
             raise self.fault(f"names no file: there is no {path}.", key)
         return found
 
-    def options(self, cls: Any, entry: Entry) -> dict[str, Any]:
+    def options(self, cls: Any, entry: Entry, revealed: list[str] | None = None) -> dict[str, Any]:
         """Return the fields of one of the classes that a table is converted to, with their secrets.
+
+        Args:
+            cls: The class.
+            entry: The table.
+            revealed: Receives the secrets.
 
         Raises:
             ConfigError: If a secret cannot be read.
@@ -129,7 +128,10 @@ class ConfigFile:
         paths = (path for path, each in entries_of(self.config) if each is entry)
 
         def reveal(secret: Secret, _: KeyPath) -> str:
-            return self.secret(secret)
+            found = self.secret(secret)
+            if revealed is not None:
+                revealed.append(found)
+            return found
 
         return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
 
@@ -201,10 +203,10 @@ def load_config(path: Path) -> ConfigFile:
 
 
 def modified_at(path: Path) -> int | None:
-    """Return the modification time of a file; None if it does not exist."""
+    """Return the modification time of a file; None if it does not exist, also because its name contains NUL."""
     try:
         return path.stat().st_mtime_ns
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
@@ -227,7 +229,7 @@ def parse_config(text: str, path: Path) -> Config:
         where, value = _located(each.path, document)
         wrong.append((where, wording.message(where, value, each)))
     known = {where for where, _ in wrong}
-    wrong += [(where, message) for where, message in _unusable(document) if where not in known]
+    wrong += [each for each in _unusable(document) if each[0] not in known]
     sound = _without(document, [where for where, _ in wrong])
     config = Config()
     try:
@@ -257,12 +259,9 @@ def _unusable(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
         yield path, "contains NUL."
     elif isinstance(value, int) and abs(value) > sys.float_info.max:
         yield path, "is out of range."
-    elif is_object(value):
-        for key, each in value.items():
+    elif is_object(value) or is_list(value):
+        for key, each in value.items() if is_object(value) else enumerate(value):
             yield from _unusable(each, (*path, key))
-    elif is_list(value):
-        for number, each in enumerate(value):
-            yield from _unusable(each, (*path, number))
 
 
 def _without(document: JSONObject, faults: Collection[KeyPath]) -> JSONObject:
@@ -297,13 +296,9 @@ def _with_options(table: Any, cls: Any) -> Any:
 def _text(path: Path) -> str:
     reason = ""
     try:
-        if path.stat().st_size <= _MAX_BYTES:
-            return path.read_text(encoding="utf-8-sig")
-        reason = f"is larger than {_MAX_BYTES >> 20} MiB."
+        return read_small(path).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         reason = "there is no such file. `operations init` writes one."
-    except IsADirectoryError:
-        reason = f"is a folder. Name the file in it, such as {path.name}/{FILE_NAME}."
     except UnicodeDecodeError:
         reason = "is not UTF-8 text."
     except OSError as error:
@@ -312,17 +307,12 @@ def _text(path: Path) -> str:
 
 
 def _no_toml(file: str, text: str, error: ValueError | RecursionError) -> ConfigFault:
-    line, message = None, "a number has too many digits"
-    if isinstance(error, RecursionError):
-        message = "it is nested too deeply"
-    elif isinstance(error, tomllib.TOMLDecodeError):
-        message = str(error)
-        position = _POSITION.search(message)
-        line = len(text.splitlines()) or 1
-        if position is not None:
-            message = message[: position.start()]
-            line = int(position[1]) if position[1] else line
-    return ConfigFault(file, line, "", f"this is not TOML: {message}.")
+    message = str(error)
+    position = _POSITION.search(message)
+    if position is None:
+        return ConfigFault(file, None, "", f"this is not TOML: {message}.")
+    line = int(position[1] or len(text.splitlines()) or 1)
+    return ConfigFault(file, line, "", f"this is not TOML: {message[: position.start()]}.")
 
 
 def _located(pointer: str, document: JSONObject) -> tuple[KeyPath, Any]:

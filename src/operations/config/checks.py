@@ -27,7 +27,6 @@ from operations._derive import (
     secrets_of,
 )
 from operations._derive import KeyPath as Path
-from operations._hosts import UNIX
 from operations._json import is_list, is_object, object_of
 from operations._references import followed
 from operations._text import suggestion
@@ -417,11 +416,14 @@ def _serve(serve: model.ServeEntry, config: model.Config) -> Found:
     # The function may add an authentication method, which is checked before the server listens.
     guarded = access.keys or access.jwt is not None or config.setup or options.get("public")
     host: str = options.get("host", _LOOPBACK[0])
-    if host not in _LOOPBACK and not host.startswith(UNIX) and not guarded:
+    if host not in _LOOPBACK and not guarded:
         yield (
             ("serve", "host"),
             "accepts requests of other machines without authentication: add [access.keys.NAME], or public = true.",
         )
+    if access.authorization_servers and not options.get("public_url"):
+        message = "needs serve.public_url: tokens are issued for this address."
+        yield ("access", "authorization_servers"), message
     for number, origin in enumerate(origins):
         parts = _split(origin)
         if origin == "*" or parts.scheme not in {"http", "https"} or parts.path or not parts.netloc:

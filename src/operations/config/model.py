@@ -113,6 +113,7 @@ class BrokerEntry(Entry):
         {
             "url": "a key of its own",
             "address": "of each connection",
+            "limits": "the table [limits]",
             "delegate": "a key of its own",
         },
     )

@@ -3,7 +3,6 @@
 Rule 1: this module imports no web framework, so that a config file can be read without one.
 """
 
-import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from operations._derive import ELSEWHERE
-from operations._hosts import LOOPBACK, UNIX
+from operations._hosts import LOOPBACK
 from operations._text import Disclosure, NameStyle, enforce_lists, suggestion
 from operations.access import Identity
 from operations.front.credentials import CredentialResolver
@@ -37,8 +36,7 @@ class ListenConfig:
     """The address of a server."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. An address that other machines can reach requires authentication, or `public`. `unix:`
-    and an absolute path is a socket for a proxy on this machine."""
+    """The address to listen on. An address that other machines can reach requires authentication, or `public`."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """The port; 0 selects a free port."""
@@ -62,34 +60,6 @@ class ListenConfig:
         enforce_lists(trusted_proxies=self.trusted_proxies)
         if self.certificate_key is not None and self.certificate is None:
             raise ValueError("certificate_key is set without certificate")
-        if self.socket_path is not None and not Path(self.socket_path).is_absolute():
-            raise ValueError("host must have an absolute path after unix:")
-
-    @property
-    def socket_path(self) -> str | None:
-        """The path of the Unix socket to listen on; None for a port."""
-        return self.host.removeprefix(UNIX) if self.host.startswith(UNIX) else None
-
-    @property
-    def address(self) -> str:
-        """The address for messages."""
-        return self.host if self.socket_path is not None else f"{self.host}:{self.port}"
-
-    @property
-    def certificate_problem(self) -> str | None:
-        """The reason why the certificate cannot be used; None if it can be used, or there is none."""
-        if self.certificate is None:
-            return None
-        try:
-            # A password, so that OpenSSL does not ask for one.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                self.certificate, self.certificate_key, password=""
-            )
-        except ssl.SSLError:
-            return "the files do not contain a certificate and its key in PEM format"
-        except OSError as error:
-            return f"a file cannot be read: {error.strerror}"
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,11 +251,9 @@ class ServerConfig:
         if self.public_url and not self.public_url.startswith(("https://", "http://")):
             raise ValueError("public_url must begin with https:// or http://")
         if not isinstance(cast("object", self.mcp), bool | MCPServerSettings):
+            # The settings of an MCP server, such as `to_mcp(registry, ...)`, would be ignored.
             kind = type(self.mcp).__name__
             raise TypeError(f"mcp must be True or MCPServerSettings(...), not {kind}")
-        for name in ("websocket", "console"):
-            if not isinstance(given := getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, not {type(given).__name__}")
 
     @property
     def serves_anonymous(self) -> bool:

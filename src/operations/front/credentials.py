@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias, cast
 
 from operations._resilience import LogThrottle
+from operations._text import printable
 from operations.access import Identity, with_check
 from operations.authority.grants import has_expired
 from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
@@ -59,11 +60,16 @@ class InvalidCredentialError(Exception):
 
     Attributes:
         reason: The exception of the resolver, for logs.
+        headers: Headers of the response.
+        advice: Advice for the client.
     """
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        known = reason if isinstance(reason, CredentialError) else CredentialError("")
+        self.headers = known.headers
+        self.advice = EXPIRED if isinstance(reason, ExpiredError) else known.advice
 
 
 class AuthThrottle:
@@ -105,8 +111,9 @@ class AuthThrottle:
 
         Raises:
             InvalidCredentialError: If the credential is wrong.
-            CallError: `UNAVAILABLE` if the credential could not be checked; `RESOURCE_EXHAUSTED` if it is wrong and
-                the address has sent too many wrong ones, or if too many are being checked.
+            CallError: The error of the resolver, if it is one; `UNAVAILABLE` if the credential could not be checked;
+                `RESOURCE_EXHAUSTED` if it is wrong and the address has sent too many wrong ones, or if too many are
+                being checked.
         """
         mark = hash((address, credential)) if credential else None
         # A credential that was valid before is not slowed down by an attacker at the same address.
@@ -132,6 +139,8 @@ class AuthThrottle:
         if mark is not None:
             self._valid.pop(mark, None)
             await self._punish(address, mark)
+        if isinstance(problem, CallError):
+            raise problem
         raise InvalidCredentialError(problem) from problem
 
     async def _punish(self, address: str, mark: int) -> None:
@@ -186,14 +195,11 @@ async def identify_credential(
     try:
         identity = cast("Identity", await throttle.authenticate(address, (credential,), find))
     except InvalidCredentialError as error:
-        if isinstance(error.reason, CallError):
-            raise error.reason from None
-        reason = error.reason
-        if isinstance(reason, OperationsError):
-            logger.info("rejected a credential: %s", reason)
+        if isinstance(error.reason, OperationsError):
+            logger.info("rejected a credential: %s", error)
         else:
-            logger.exception("the check of a credential failed", exc_info=reason)
-        advice = f". {EXPIRED}" if isinstance(reason, ExpiredError) else ""
+            logger.exception("the check of a credential failed", exc_info=error.reason)
+        advice = f". {error.advice}" if error.advice else ""
         message = f"The credential is not valid{advice}"
         raise CallError(ErrorCode.ACCESS_DENIED, message) from None
     if identity.grant is None:
@@ -271,7 +277,9 @@ class Credential:
             has_store = self.identity.grant is not None or isinstance(error, CallError)
             if _is_outage(error) and not has_store:
                 return True
-            logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
+            logger.info(
+                "a credential of %s is no longer valid: %s", printable(self.identity.id), error
+            )
             return False
         if is_same:
             self._checked_at = monotonic()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
-from time import time
+from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
@@ -25,7 +25,6 @@ from operations.context import OperationContext
 from operations.errors import (
     CallError,
     ErrorCode,
-    ExpiredError,
     cancelled_elsewhere,
     map_error,
     timed_out,
@@ -33,9 +32,7 @@ from operations.errors import (
 )
 from operations.front import Front
 from operations.front.credentials import (
-    EXPIRED,
     Credential,
-    CredentialError,
     InvalidCredentialError,
     Resolve,
     credentials_in,
@@ -105,7 +102,7 @@ class RequestState:
     """One request in the pipeline, and the steps that its endpoint takes."""
 
     __slots__ = (
-        "_context", "answer_late", "caller", "credential", "front", "headers", "identity", "is_answered",
+        "answer_late", "caller", "context", "credential", "front", "headers", "identity", "is_answered",
         "is_withdrawn", "pipeline", "receive", "scope", "seconds", "send", "slot", "spec", "started", "timeout",
     )  # fmt: skip
 
@@ -117,11 +114,13 @@ class RequestState:
         self.scope = scope
         self.receive = receive
         self.send = send
-        self.started = time()
+        self.started = monotonic()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.timeout = RequestTimeout(self._answer_overdue)
         self.identity: Identity | None = None
-        self._context: OperationContext | None = None
+
+        self.context = OperationContext()
+        """The context of the call; without an identity until the request is admitted."""
 
         self.credential: Credential | None = None
         """The valid credential of the caller, if it sent one."""
@@ -146,17 +145,6 @@ class RequestState:
 
         self.is_withdrawn = False
         """Whether the client cancelled the call with a message of its protocol, or its credential has ended."""
-
-    @property
-    def context(self) -> OperationContext:
-        """The context of the call; without an identity until the request is admitted."""
-        if self._context is None:
-            self._context = OperationContext()
-        return self._context
-
-    @context.setter
-    def context(self, context: OperationContext) -> None:
-        self._context = context
 
     # ------------------------------------------------------------ identify
 
@@ -236,12 +224,14 @@ class RequestState:
         if not is_stream:
             default = call_seconds(operation, front.timeout)
         self.seconds = seconds = self._seconds(default)
-        deadline = None if seconds is None else (self.started + seconds) * 1000
+        deadline, ends_at = (None, None) if seconds is None else self._ends(seconds)
         self.context = OperationContext(
             identity=self.identity,
             deadline=deadline,
             metadata=NOTHING if trace is None else _trace(trace, headers),
-            channel=CallerChannel(deadline=deadline, serves_anonymous=front.serves_anonymous)
+            channel=CallerChannel(
+                deadline=deadline, ends_at=ends_at, serves_anonymous=front.serves_anonymous
+            )
             if keeps_time
             else front.entry,
             registry=front.registry,
@@ -254,10 +244,10 @@ class RequestState:
         seconds = self._seconds(call_seconds(front.registry.get(spec.id), front.timeout))
         if seconds != self.seconds and seconds is not None and self.seconds is not None:
             self.seconds = seconds
-            deadline = (self.started + seconds) * 1000
+            deadline, ends_at = self._ends(seconds)
             channel = self.context.channel
             if channel.deadline is not None:
-                channel = replace(channel, deadline=deadline)
+                channel = replace(channel, deadline=deadline, ends_at=ends_at)
             self.context = self.context.changed(deadline=deadline, channel=channel)
 
     def take_slot(self, *, is_stream: bool = False) -> None:
@@ -268,6 +258,11 @@ class RequestState:
         """
         front = self.front
         self.slot = (front.streams if is_stream else front.calls).hold(self.caller)
+
+    def _ends(self, seconds: float) -> tuple[float, float]:
+        """Return when the time limit ends: in milliseconds since the epoch, and by `monotonic`."""
+        ends_at = self.started + seconds
+        return (time() + ends_at - monotonic()) * 1000, ends_at
 
     def _seconds(self, default: float | None) -> float | None:
         """Return the time limit that the request sets, or else the default."""
@@ -308,12 +303,12 @@ class RequestState:
         Raises:
             CallError: `TIMEOUT` if no time is left, for example because reading the body took too long.
         """
-        deadline = self.context.channel.deadline
-        seconds = None if deadline is None else deadline / 1000 - time()
+        channel = self.context.channel
+        seconds = None if channel.ends_at is None else channel.ends_at - monotonic()
         if seconds is not None and seconds <= 0:
             had = in_seconds(self.seconds or 0)
             message = f"{self._called} was not started: its {had} had run out"
-            raise timeout_error(message, deadline)
+            raise timeout_error(message, channel.deadline)
         self.watch_work(seconds)
 
     def watch_work(self, seconds: float | None, limit: TimeLimit | None = None) -> None:
@@ -411,7 +406,7 @@ class RequestState:
         self.timeout.stop()
         if self.slot is not None:
             self.slot.release()
-        self.answer_late = self._context = None
+        self.answer_late, self.context = None, OperationContext()
         self.scope.pop(STATE, None)
 
 
@@ -481,13 +476,7 @@ class RequestPipeline:
         except InvalidCredentialError as error:
             logger.info("rejected a credential: %s", error)
             logger.debug("rejected a credential", exc_info=error.reason)
-            reason = error.reason
-            if isinstance(reason, CallError):
-                raise reason from None
-            if isinstance(reason, CredentialError):
-                raise self.front.challenge.invalid(reason.headers, reason.advice) from reason
-            advice = EXPIRED if isinstance(reason, ExpiredError) else ""
-            raise self.front.challenge.invalid(advice=advice) from reason
+            raise self.front.challenge.invalid(error.headers, error.advice) from error.reason
         self._enforce_known(scope, identity)
         if identity is None:
             return None

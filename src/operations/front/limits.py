@@ -12,7 +12,6 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -20,7 +19,6 @@ from math import ceil
 from time import monotonic
 from types import TracebackType
 from typing import Annotated, Any, Final, Self, TypeAlias, cast
-from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 
@@ -380,8 +378,8 @@ class RequestTimeout:
     """
 
     __slots__ = (
-        "_context", "_due", "_fired", "_is_new", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task",
-        "_timer", "_watcher", "disconnected", "is_reading", "timed_out",
+        "_due", "_fired", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer", "_watcher",
+        "disconnected", "is_reading", "timed_out",
     )  # fmt: skip
 
     def __init__(self, on_overdue: Callable[[], None] | None = None) -> None:
@@ -391,10 +389,8 @@ class RequestTimeout:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._receive: Receive | None = None
-        self._context = copy_context()
         self._limit: TimeLimit | None = None
         self._over = self._due = _NEVER
-        self._is_new = False
         self._fired = False
         self.timed_out = False
         """Whether the task was cancelled because its time limit expired."""
@@ -418,12 +414,9 @@ class RequestTimeout:
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
         self.is_reading = receive is None
+        # Soon, also while the body is read, so that most requests need only one timer.
         due = min(over, now + CLIENT_CHECK_SECONDS)
-        if self._timer is None and due < over:
-            if not self._is_new:
-                self._is_new = True
-                _new_requests(self._loop).add(self, self._loop)
-        elif self._timer is None or due < self._due:
+        if self._timer is None or due < self._due:
             self._set(due)
 
     def pause(self) -> None:
@@ -440,7 +433,6 @@ class RequestTimeout:
 
     def stop(self) -> bool:
         """End all checks; return whether the task was also cancelled by other code."""
-        self._is_new = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -456,15 +448,8 @@ class RequestTimeout:
     def _set(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._is_new = False
         self._due = due
         self._timer = self._loop.call_at(due, self._check)
-
-    def check_new(self) -> None:
-        """Check a request that has been open for some time, unless it has ended or has a timer of its own."""
-        if self._is_new:
-            self._is_new = False
-            self._check()
 
     def _check(self) -> None:
         """Cancel the request if its time limit has expired; otherwise check its client and set a timer."""
@@ -479,9 +464,7 @@ class RequestTimeout:
                 self._timer = self._loop.call_later(GRACE, self._on_overdue)
             return
         if self._receive is not None and self._watcher is None:
-            # In the context of the request, because new requests share a timer.
-            watching = self._watch_client(self._receive)
-            self._watcher = asyncio.Task(watching, loop=self._loop, context=self._context)
+            self._watcher = asyncio.Task(self._watch_client(self._receive), loop=self._loop)
         if self._over != _NEVER:
             self._set(self._over)
 
@@ -496,41 +479,6 @@ class RequestTimeout:
         self._fired = True
         self._task.cancel()
         return True
-
-
-class _NewRequests:
-    """The new requests of an event loop, which share one timer: most of them end before they need their own."""
-
-    __slots__ = ("_newest", "_older", "_timer")
-
-    def __init__(self) -> None:
-        self._newest: list[RequestTimeout] = []
-        self._older: list[RequestTimeout] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, request: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
-        """Check a request after it has been open for one to two times `CLIENT_CHECK_SECONDS`."""
-        self._newest.append(request)
-        if self._timer is None:
-            self._timer = loop.call_later(CLIENT_CHECK_SECONDS, self._check, loop)
-
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        due, self._older, self._newest = self._older, self._newest, []
-        for request in due:
-            request.check_new()
-        self._timer = (
-            loop.call_later(CLIENT_CHECK_SECONDS, self._check, loop) if self._older else None
-        )
-
-
-_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _NewRequests] = WeakKeyDictionary()
-
-
-def _new_requests(loop: asyncio.AbstractEventLoop) -> _NewRequests:
-    requests = _by_loop.get(loop)
-    if requests is None:
-        requests = _by_loop[loop] = _NewRequests()
-    return requests
 
 
 class CallTimeout(TimeLimit):

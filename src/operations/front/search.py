@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -47,27 +47,21 @@ _MAX_TEXT: Final = 4_000
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"\d+|[^\W\d_]+")
-_FIRST_SENTENCE = re.compile(r".*?[.!?](?=\s|$)|.+", re.DOTALL)
 _PATH_PARAMETER = re.compile(r"\{[^}]*\}")
 
 
-class _Field(NamedTuple):
-    """The weight of a field of an operation, and the influence of its length."""
-
-    weight: float
-    length: float
-
-
-_FIELDS: Final = {
-    "name": _Field(3.0, 0.7),
-    "title": _Field(3.0, 0.7),
-    "path": _Field(1.5, 0.8),
-    "tags": _Field(1.0, 0.3),
-    "verbs": _Field(0.6, 0.0),
-    "parameters": _Field(0.4, 0.8),
-    "description": _Field(0.7, 0.6),
-    "details": _Field(0.2, 0.6),
+_WEIGHTS: Final = {
+    "name": 3.0,
+    "title": 3.0,
+    "path": 1.5,
+    "tags": 1.0,
+    "parameters": 0.4,
+    "description": 0.4,
 }
+"""The weight of each field of an operation."""
+
+_LENGTH: Final = 0.6
+"""The influence of the length of a field (`b` of BM25)."""
 
 _SATURATION: Final = 1.5
 """Limits the effect of repeated words (`k1` of BM25)."""
@@ -111,15 +105,6 @@ _SYNONYMS: Final = (
     "invite invitation",
     "user person member account",
 )
-
-_VERBS_OF_METHODS: Final = {
-    "GET": "get",
-    "HEAD": "check",
-    "POST": "create",
-    "PUT": "set update",
-    "PATCH": "update",
-    "DELETE": "delete",
-}
 
 
 def words_of(text: str) -> list[str]:
@@ -178,13 +163,13 @@ class Ranking:
         ]
         averages = {
             field: sum(fields[field].total() for fields in counts) / max(len(counts), 1)
-            for field in _FIELDS
+            for field in _WEIGHTS
         }
         self._postings: dict[str, dict[int, float]] = {}
         for number, fields in enumerate(counts):
             for field, words in fields.items():
-                weight, length = _FIELDS[field]
-                factor = weight / (1 - length + length * words.total() / (averages[field] or 1))
+                length = words.total() / (averages[field] or 1)
+                factor = _WEIGHTS[field] / (1 - _LENGTH + _LENGTH * length)
                 for word, count in words.items():
                     posting = self._postings.setdefault(word, {})
                     posting[number] = posting.get(number, 0.0) + factor * count
@@ -264,22 +249,13 @@ def _texts(spec: OperationSpec) -> dict[str, str]:
     """Return the indexed texts of an operation by field."""
     document = spec.input_schema.document
     properties = object_of(document).get("properties")
-    text = spec.description[:_MAX_TEXT]
-    first = _FIRST_SENTENCE.match(text)
-    summary = first.group() if first else ""
-    path, method = str(spec.meta.get("path", "")), str(spec.meta.get("method", ""))
-    verbs = _VERBS_OF_METHODS.get(method, "get" if spec.type is OperationType.QUERY else "")
-    if method == "GET" and not path.endswith("}"):
-        verbs += " list"
     return {
         "name": f"{spec.namespace} {spec.name}",
         "title": spec.title or "",
-        "path": _PATH_PARAMETER.sub(" ", path),
+        "path": _PATH_PARAMETER.sub(" ", str(spec.meta.get("path", ""))),
         "tags": " ".join(spec.tags),
-        "verbs": verbs,
         "parameters": " ".join(object_of(properties)),
-        "description": summary,
-        "details": text[len(summary) :],
+        "description": spec.description[:_MAX_TEXT],
     }
 
 
@@ -297,6 +273,9 @@ def _reads(given: Sequence[str]) -> bool | None:
 
 MAX_BATCH: Final = 100
 """The largest number of calls in a batch."""
+
+_CONCURRENT: Final = 8
+"""The largest number of concurrent calls of a batch."""
 
 
 MAX_RESULTS: Final = 200
@@ -501,7 +480,6 @@ class Gateway:
         calls: Sequence[OperationCall],
         context: OperationContext,
         *,
-        concurrency: int = 8,
         describe: Callable[[CallError], JSONObject] = CallError.to_wire,
     ) -> list[JSONObject]:
         """Run several calls independently; return `{"envelope": ...}` or `{"error": ...}` for each, in order.
@@ -509,7 +487,6 @@ class Gateway:
         Args:
             calls: The calls.
             context: The context of the caller.
-            concurrency: The largest number of concurrent calls.
             describe: Returns the public form of an error.
 
         Raises:
@@ -520,7 +497,7 @@ class Gateway:
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"a batch has at most {MAX_BATCH} calls, not {len(calls)}",
             )
-        slots = asyncio.Semaphore(max(concurrency, 1))
+        slots = asyncio.Semaphore(_CONCURRENT)
 
         async def one(call: OperationCall) -> JSONObject:
             async with slots:

@@ -19,24 +19,24 @@ import msgspec
 from anyio import move_on_after
 
 from operations._mcp_config import read_servers
-from operations._signals import receives_signals
-from operations._tasks import cancel_tasks
+from operations._tasks import cancel_tasks, receives_signals
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport
 from operations.calls.remote import RemoteConfig
 from operations.config import Config, ConfigError, ConfigFile, load_config, modified_at
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError
-from operations.functions import operation, validate_operation
-from operations.hub.hub import Hub, is_unreadable, times_read, tools_of
+from operations.functions import operation
+from operations.hub import Hub, tools_of
+from operations.hub.opening import Access, can_sign_in, serves_anonymous, sources_of
 from operations.hub.source import (
     ListedServer,
     Source,
-    Supervisor,
     file_times,
     fingerprint,
     limits_of,
+    times_read,
 )
-from operations.hub.sources import Access, can_sign_in, serves_anonymous, sources_of
+from operations.hub.supervisor import Supervisor
 from operations.result_pages import NEXT
 from operations.telemetry import group_metrics, source_metrics
 from operations.types import JSONObject
@@ -99,7 +99,14 @@ async def _apply(hub: Hub, path: Path) -> None:
         # The caller was cancelled; the next reload, which follows soon, completes the work.
         hub.file, hub.file_times = old, dict.fromkeys(hub.file_times)
         raise
-    added = tools.keys() - old.config.tools.keys()
+    _warn_of_ineffective(hub, old)
+    logger.info("%s was read again", new.path)
+
+
+def _warn_of_ineffective(hub: Hub, old: ConfigFile) -> None:
+    """Log the changes that match no operation or need a restart."""
+    new = hub.file
+    added = new.config.tools.keys() - old.config.tools.keys()
     for pattern in sorted(added & hub.tools.unmatched) if not hub.absent() else ():
         logger.warning('[tools."%s"] matches no operation', pattern)
     stale = _stale(old.config, new.config)
@@ -107,12 +114,11 @@ async def _apply(hub: Hub, path: Path) -> None:
         stale.append("access")
     if stale:
         logger.warning("restart to apply the changes of %s", ", ".join(stale))
-    logger.info("%s was read again", new.path)
 
 
 def _enforce_listings(hub: Hub, file: ConfigFile) -> None:
     """Raise an error if an `mcp.json` whose servers are in use cannot be read."""
-    entries = (each.entry for each in hub.sources if not is_unreadable(each))
+    entries = (each.entry for each in hub.sources if not each.is_unreadable)
     used = {each.path for each in entries if isinstance(each, ListedServer)}
     for path in used & set(file.config.mcp_json):
         try:
@@ -302,7 +308,7 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         try:
             supervisor = hub.supervisor(name)
         except KeyError:
-            names = ", ".join(source.names[1] for source in hub.sources)
+            names = ", ".join(source.full_name for source in hub.sources)
             message = f"{name!r} does not name one source; the sources are: {names}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
         await action(supervisor)
@@ -431,7 +437,7 @@ async def _report(source: Source) -> BrokerReport:
 
 async def collect_source_metrics(hub: Hub) -> bytes:
     """Return the states of the enabled sources, as metrics."""
-    return source_metrics({each.names[1]: each.state for each in hub.sources if each.is_enabled})
+    return source_metrics({each.full_name: each.state for each in hub.sources if each.is_enabled})
 
 
 async def collect_group_metrics(hub: Hub) -> bytes:
@@ -533,28 +539,3 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             await monitor.remove(letter)
 
     return [workers, watch_workers, dead_letters, replay, drop]
-
-
-def offer_worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> None:
-    """Register the operations about workers while the file has brokers, which may change.
-
-    Args:
-        hub: The hub.
-        is_up: Returns False while the hub shuts down.
-    """
-    offered: list[str] = []
-    """The ids before a `rename` of the file, which may change."""
-
-    def apply() -> None:
-        if hub.file.config.brokers and not offered:
-            found = [validate_operation(each) for each in worker_operations(hub, is_up=is_up)]
-            hub.registry.register_all(found, replace=True)
-            offered.extend(each.spec.id for each in found)
-        elif offered and not hub.file.config.brokers:
-            for operation_id in offered:
-                if hub.registry.registered(operation_id) is not None:
-                    hub.registry.unregister(operation_id)
-            offered.clear()
-
-    apply()
-    hub.on_reload.append(apply)

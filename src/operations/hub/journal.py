@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from operations._folders import state_folder
+from operations._files import previous_file, state_folder
 from operations.config import ConfigFile
-from operations.observe import CallGraph, CallRecord, old_graph, read_graph
+from operations.observe import CallGraph, CallRecord, read_graph
 from operations.registry import OperationRegistry
 from operations.telemetry import LogConfig, logging_to_stderr
 
-logger = logging.getLogger("operations.hub")
+logger = logging.getLogger("operations.hub.journal")
 
 MAX_BYTES = 4 << 20
 
@@ -72,7 +72,7 @@ def _graph(path: Path, level: int) -> CallGraph | None:
 def read_journal(path: Path) -> list[CallRecord]:
     """Return the finished calls, in the order they started; unreadable lines are skipped."""
     records: list[CallRecord] = []
-    for part in (old_graph(path), path):
+    for part in (previous_file(path), path):
         # A running process may be renaming the file.
         with suppress(FileNotFoundError):
             records += read_graph([part])

@@ -12,19 +12,19 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from anyio import move_on_after
 from msgspec import structs
 
-from operations._hosts import LOOPBACK, UNIX
+from operations._hosts import LOOPBACK
 from operations._resilience import Backoff
-from operations._signals import receives_signals, shutdown_event
+from operations._tasks import receives_signals, shutdown_event
 from operations.access import Block, Grant, Identity, with_check
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
@@ -33,18 +33,20 @@ from operations.config.model import Entry
 from operations.errors import OperationsError, TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.front.credentials import has_access_of
+from operations.functions import validate_operation
+from operations.hub import Hub
 from operations.hub.controls import (
     SOURCES,
     WORKERS,
     collect_group_metrics,
     collect_source_metrics,
     control_operations,
-    offer_worker_operations,
     readiness,
+    worker_operations,
 )
-from operations.hub.hub import Hub
-from operations.hub.source import FIRST_PAUSE, LONGEST_PAUSE, limits_of
-from operations.hub.sources import can_sign_in, serves_anonymous
+from operations.hub.opening import can_sign_in, serves_anonymous
+from operations.hub.source import limits_of
+from operations.hub.supervisor import FIRST_PAUSE, LONGEST_PAUSE
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
 from operations.server.running import InsecureBindError, running_on
@@ -95,12 +97,14 @@ def listening_errors(config: ListenConfig, table: str) -> Generator[None]:
             f" add [access.keys.NAME] to the config, or public = true to [{table}]"
         ) from None
     except OSError as error:
-        if (problem := config.certificate_problem) is not None:
-            message = f"the certificate of [{table}] cannot be used: {problem}"
+        if isinstance(error, ssl.SSLError | FileNotFoundError):
+            message = f"the certificate of [{table}] cannot be used, or its key: {error}"
             raise OperationsError(message) from error
-        reason = f"cannot listen on {config.address}: {error.strerror or error}"
-        if error.errno == errno.EADDRINUSE and config.socket_path is None:
+        reason = f"cannot listen on {config.host}:{config.port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
             reason += "; stop the other program, or choose another port with --port"
+        elif config.certificate is not None:
+            reason += f"; check that the files of the certificate of [{table}] can be read"
         raise OperationsError(reason) from error
 
 
@@ -138,7 +142,7 @@ def build_app(
     issuers = access.authorization_servers
     if access.jwt is not None and options.get("public_url") and not issuers:
         issuers = (JWTConfig(**file.options(JWTConfig, access.jwt)).issuer,)
-    hosts = _host_names(host or listen_config(file).host, options.pop("allowed_hosts", ()))
+    hosts = (*LOOPBACK, host or listen_config(file).host, *options.pop("allowed_hosts", ()))
     app = create_app(
         hub.registry,
         **options,
@@ -153,20 +157,32 @@ def build_app(
     )
     hub.fronts.append(app.state.pipeline.front)
     app.state.sessions.is_offered = not is_shared(file)
-    hub.serve_authority(lambda: app.state.readiness.is_up)
-    controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
+    server_state = app.state.readiness
+    hub.serve_authority(lambda: server_state.is_up)
+    # Calls that wait for approval end when the server shuts down.
+    server_state.on_change = hub.registry.authority.store.wake
+    controls = control_operations(hub, is_up=lambda: server_state.is_up)
     hub.registry.register_all(controls, replace=True)
-    offer_worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
+    workers = [*map(validate_operation, worker_operations(hub, is_up=lambda: server_state.is_up))]
+
+    def offer_workers() -> None:
+        """Offer the operations about workers while the file imports workers."""
+        is_offered = hub.registry.registered(WORKERS) in workers
+        if is_offered == any(each.workers for each in hub.file.config.brokers.values()):
+            return
+        if is_offered:
+            for each in workers:
+                hub.registry.unregister(each.spec.id)
+        else:
+            hub.registry.register_all(workers, replace=True)
+
+    offer_workers()
+    hub.on_reload.append(offer_workers)
     app.state.metrics.sources += [
         (WORKERS, lambda: collect_group_metrics(hub)),
         (SOURCES, lambda: collect_source_metrics(hub)),
     ]
     return app
-
-
-def _host_names(host: str, allowed: Collection[str]) -> tuple[str, ...]:
-    """Return the names under which requests are accepted at an address; a Unix socket has none."""
-    return (*LOOPBACK, *(() if host.startswith(UNIX) else (host,)), *allowed)
 
 
 def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: str) -> "Starlette":
@@ -194,7 +210,7 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
         hub.registry,
         identity=resolvers(hub) or None,
         anonymous=serves_anonymous(hub.file),
-        allowed_hosts=_host_names(host, options.get("allowed_hosts", ())),
+        allowed_hosts=(*LOOPBACK, host, *options.get("allowed_hosts", ())),
         limits=limits_of(hub.file),
         ready=ready,
     )
@@ -233,8 +249,6 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
         config = hub.file.config
         server.front.configure(limits_of(hub.file), timeout=config.limits.timeout)
 
-    hub.on_reload.append(update_limits)
-
     def current(identity: Identity | None) -> Identity | None:
         """Return an identity whose calls that wait for approval are rejected if a reload removes its access."""
 
@@ -243,22 +257,14 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
 
         return None if identity is None else with_check(identity, is_valid)
 
-    def update_caller(name: str) -> None:
-        # A caller that the file does not name any more has no access.
-        server.identity = None
-        server.identity = current(hub.named_identity(name))
-
-    def update_grant(token: str, before: Identity) -> None:
-        # A grant whose key or subject the file does not have any more covers nothing.
-        server.identity = structs.replace(before, grant=_NOTHING)
-        if hub.access.grants is not None:
-            server.identity = current(hub.access.grants.identify(token))
+    def update_caller() -> None:
+        # A caller or grant that the file does not accept any more may call nothing.
+        if caller is not None and identity is not None:
+            server.identity = structs.replace(identity, grant=_NOTHING)
+            server.identity = current(hub.named_identity(caller))
 
     server.identity = current(identity)
-    if caller is not None and not hub.is_grant(caller):
-        hub.on_reload.append(partial(update_caller, caller))
-    elif caller is not None and identity is not None:
-        hub.on_reload.append(partial(update_grant, caller, identity))
+    hub.on_reload += [update_limits, update_caller]
     return server
 
 

@@ -1,39 +1,18 @@
-"""A source of operations: one entry of a config, its state, and its connection. Python modules are opened here.
+"""A source of operations: one entry of a config, its state, the filter that selects it, and what it is built from."""
 
-`Supervisor` opens a source in the background, retries with jitter, replaces it and closes it.
-
-Rule 1: a source that fails does not affect any other.
-Rule 2: when a source disconnects, its operations stay registered, and calls fail with `UNAVAILABLE`. They are removed
-        when the source is closed.
-Rule 3: to replace a source, the new one is opened first. The old one is closed some seconds after its last call has
-        finished, and at the latest after the time limit of a call.
-"""
-
-import asyncio
-import logging
-import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
-from anyio import move_on_after
-
-from operations._resilience import Backoff
-from operations.caller_tokens import CallerToken
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile, modified_at
-from operations.errors import OperationsError, RegistrationError
-from operations.front.limits import Limits, call_seconds
+from operations.front.limits import Limits
 from operations.registry import OperationRegistry
-from operations.scanner import Skipped, scan_operations
-from operations.specs import Operation
+from operations.scanner import Skipped
 from operations.types import JSONObject
-
-logger = logging.getLogger("operations.hub")
 
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
 
@@ -116,10 +95,6 @@ class Opened:
             await self.close()
 
 
-def _by_id(opened: Opened) -> dict[str, Operation]:
-    return {operation.spec.id: operation for operation in opened.operations}
-
-
 def _ignore(_registry: OperationRegistry) -> None:
     """Do nothing: operations in a list do not change."""
 
@@ -180,12 +155,12 @@ class Source:
     @property
     def label(self) -> str:
         """The kind of the source, with its name unless it is local."""
-        return self.kind if self.kind == "local" else f"{self.kind}:{self.name}"
+        return self.kind if self.kind == "local" else self.full_name
 
     @property
-    def names(self) -> tuple[str, str]:
-        """The names by which an operator controls the source: `name` and `kind:name`."""
-        return self.name, f"{self.kind}:{self.name}"
+    def full_name(self) -> str:
+        """The name by which an operator controls the source, also if another kind of source has the same name."""
+        return f"{self.kind}:{self.name}"
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -212,12 +187,56 @@ class Source:
         """All warnings and skipped parts of an open source."""
         return (*self.warnings, *self.skipped)
 
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether this is an unreadable `mcp.json`, which may contain any server."""
+        return isinstance(self.entry, ListedServer) and self.entry.entry is None
+
     def is_called(self, wanted: str) -> bool:
         """Return whether a name identifies this source: its kind, its name, both, or the file that lists it."""
         names = (
             [self.name, self.entry.path] if isinstance(self.entry, ListedServer) else [self.name]
         )
         return wanted == self.kind or any(wanted in (each, f"{self.kind}:{each}") for each in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFilter:
+    """Selects sources; all by default.
+
+    Attributes:
+        operation: One operation, by its id, and the operations that it calls.
+        namespace: The operations of a namespace.
+        source: The operations of a source: its kind, its name, or both.
+        without: A source to leave out, as `kind:name`.
+    """
+
+    operation: str | None = None
+    namespace: str | None = None
+    source: str | None = None
+    without: str | None = None
+
+    def includes(self, source: Source) -> bool:
+        """Return whether the filter selects a source.
+
+        Workers and local modules may have operations in any namespace.
+        """
+        if self.source is not None:
+            return source.is_called(self.source)
+        return source.label != self.without and (
+            self.namespace is None
+            or source.kind in ("local", "broker")
+            or source.name == self.namespace
+            or source.is_unreadable
+        )
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every source is selected."""
+        return self == ALL
+
+
+ALL = SourceFilter()
 
 
 def limits_of(file: ConfigFile) -> Limits:
@@ -244,6 +263,14 @@ def file_times(file: ConfigFile) -> dict[Path, int | None]:
     return {path: modified_at(path) for path in paths if path is not None}
 
 
+def times_read(file: ConfigFile) -> dict[Path, int | None]:
+    """Return the modification times of a config's files before they are read, so that later changes are noticed."""
+    times = file_times(file)
+    if file.path is not None and file.modified is not None:
+        times[file.path] = file.modified
+    return times
+
+
 def fingerprint(source: Source, file: ConfigFile) -> Any:
     """Return everything that a source is built from: its table, its secrets and its document."""
     paths = {(_TABLES.get(source.kind, ""), source.name)}
@@ -257,331 +284,3 @@ def fingerprint(source: Source, file: ConfigFile) -> Any:
     document = getattr(source.entry, "document", "://")
     changed = None if "://" in document else modified_at(file.resolve(document))
     return source.entry, secrets, changed
-
-
-# ------------------------------------------------------------ Python modules of the operator
-
-
-@contextmanager
-def importing_beside(file: ConfigFile) -> Generator[None]:
-    """Make modules in the folder of the config importable by name, as `python -m` does, and print to standard error.
-
-    Prints to standard output would be mixed with results or MCP messages.
-    """
-    folder = str(file.folder)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    with redirect_stdout(sys.stderr):
-        yield
-
-
-def load_setup(file: ConfigFile) -> Any:
-    """Import the function that `setup` names.
-
-    Raises:
-        ConfigError: If it cannot be imported.
-    """
-    module, _, name = str(file.config.setup).partition(":")
-    with importing_beside(file):
-        try:
-            return getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise file.fault(f"cannot be imported: {error}.", "setup") from error
-
-
-def load_tokens(file: ConfigFile, values: Iterable[Any]) -> None:
-    """Import the functions that return the tokens of callers, so that a missing function is reported at once.
-
-    Raises:
-        ValueError: If one cannot be imported.
-    """
-    with importing_beside(file):
-        for value in values:
-            if isinstance(value, CallerToken):
-                value.load()
-
-
-def open_modules(module: str, file: ConfigFile) -> Opened:
-    """Scan a package, a folder or a file.
-
-    Raises:
-        FileNotFoundError: If it does not exist.
-    """
-    path = file.resolve(module)
-    with importing_beside(file):
-        found = scan_operations(path if path.exists() else module)
-    return Opened(operations=found, origin=module, skipped=list(found.skipped))
-
-
-# ------------------------------------------------------------ staying connected
-
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 30.0
-"""Upper bounds of the first pause and of any pause between two attempts, in seconds."""
-
-QUIET_SECONDS = 5.0
-"""Seconds without a call after which a replaced source is closed."""
-
-_LOOK_SECONDS = 0.2
-
-Open = Callable[[Source], Awaitable[Opened]]
-"""Opens a source. Raises `OperationsError`, `OSError` or `ValueError` if that fails."""
-
-
-class Supervisor:
-    """Keeps one source open until it is closed.
-
-    Args:
-        source: The source, whose state is updated.
-        open: Opens the source.
-        registry: The registry for its operations.
-        owner: Returns the label of the source that an operation id belongs to.
-        drain_seconds: Seconds that running calls have to finish when the source is replaced or disabled.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        open: Open,
-        registry: OperationRegistry,
-        *,
-        owner: Callable[[str], str],
-        drain_seconds: float,
-    ) -> None:
-        self.source = source
-        self._open = open
-        self._registry = registry
-        self._owner = owner
-        self._drain_seconds = drain_seconds
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        self._given_warnings = source.warnings
-        self._attempts = 0
-        self._is_attempting = self._is_outdated = False
-        self._attempted = asyncio.Event()
-        self._again = asyncio.Event()
-        self._closing = asyncio.Event()
-        self._retired: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start connecting in the background."""
-        self.source.is_enabled = True
-        if self._task is None and not self._closing.is_set():
-            self._task = asyncio.Task(self._run(), name=f"source {self.source.label}")
-
-    async def attempted(self) -> None:
-        """Wait until the first attempt has succeeded or failed."""
-        await self._attempted.wait()
-
-    def request(self, *, is_changed: bool = False) -> None:
-        """Connect at once if the source is disconnected; replace it if it is connected.
-
-        Args:
-            is_changed: Whether the settings have changed, so that a running attempt is abandoned.
-        """
-        if self._closing.is_set():
-            return
-        self._attempted.clear()
-        self._again.set()
-        if is_changed and self._is_attempting and not self._is_outdated and self._task is not None:
-            self._is_outdated = True
-            self._task.cancel()
-        self.start()
-
-    async def open_again(self) -> None:
-        """As `request`, but wait for the result."""
-        self.request()
-        await self._attempted.wait()
-
-    async def disable(self) -> None:
-        """Close the source and remove its operations, after its running calls have finished."""
-        await self._stop()
-        source = self.source
-        source.is_enabled = False
-        source.failure = source.made_of = None
-        self._let_go()
-
-    async def aclose(self) -> None:
-        """Close the source and everything that it replaced, without waiting for calls."""
-        self._closing.set()
-        # It closes while an attempt to replace it ends: both may take seconds.
-        self._let_go()
-        await self._stop()
-        self._let_go()
-        if self._retired:
-            await asyncio.wait(self._retired)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the source and its predecessors are closed."""
-        return self._task is None and self.source.opened is None and not self._retired
-
-    async def _stop(self) -> None:
-        # It may have been started again in the meantime; the last request is effective.
-        while (task := self._task) is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if self._task is task:
-                self._task = None
-        self.source.opens_at = None
-        # No further attempt follows: wake the callers that wait for one.
-        self._attempted.set()
-
-    async def _run(self) -> None:
-        """Open the source, then again after a failure or on request, until it is cancelled."""
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        while True:
-            self._again.clear()
-            self._is_attempting, self._is_outdated = True, False
-            try:
-                is_open = await self._attempt()
-            except asyncio.CancelledError:
-                # The task itself may have been cancelled as well.
-                if not self._is_outdated or task.uncancel():
-                    raise
-                continue
-            finally:
-                self._is_attempting = False
-            if self._is_outdated:
-                # A library ignored that its attempt was cancelled.
-                task.uncancel()
-            self._attempted.set()
-            pause = None if is_open else self._backoff.pause()
-            if pause is not None:
-                self.source.opens_at = asyncio.get_running_loop().time() + pause
-            with move_on_after(pause):
-                await self._again.wait()
-            self.source.opens_at = None
-
-    async def _attempt(self) -> bool:
-        """Open the source once and register its operations; return whether that succeeded."""
-        source, loop = self.source, asyncio.get_running_loop()
-        began = loop.time()
-        self._attempts += 1
-        try:
-            opened = await self._open(source)
-            try:
-                self._register(opened)
-            except BaseException:
-                await opened.aclose()
-                raise
-        except asyncio.CancelledError:
-            if self._closing.is_set() or cast("Any", asyncio.current_task()).cancelling():
-                raise
-            # A library cancelled its own wait; this task was not cancelled.
-            self._failed("connecting was interrupted")
-            return False
-        except (OperationsError, OSError, ValueError) as error:
-            self._failed(str(error) or type(error).__name__)
-            return False
-        except Exception as error:
-            logger.exception("%s could not be opened", source.label)
-            self._failed(f"{type(error).__name__}: {error}")
-            return False
-        old, source.opened = source.opened, opened
-        source.seconds = loop.time() - began
-        if source.failure is not None:
-            logger.info("%s is connected", source.label)
-        source.failure = None
-        self._backoff.reset()
-        if old is not None:
-            self._retire(old)
-        return True
-
-    def _failed(self, reason: str) -> None:
-        source = self.source
-        if reason != source.failure:
-            # Commands report the failures of their first attempts themselves.
-            level = logging.WARNING if self._attempts > 1 else logging.INFO
-            logger.log(level, "%s cannot be opened and will be retried: %s", source.label, reason)
-        source.failure = reason
-
-    def _register(self, opened: Opened) -> None:
-        """Replace the registered operations of a source by its current ones.
-
-        Raises:
-            RegistrationError: If another source has one of the ids; the registry is then unchanged.
-        """
-        registry, source = self._registry, self.source
-        before = {} if source.opened is None else _by_id(source.opened)
-        taken = [
-            operation_id
-            for operation_id in _by_id(opened)
-            if registry.registered(operation_id) is not None
-            and (operation_id not in before or registry.imported(before[operation_id]) is None)
-        ]
-        source.warnings = (*self._given_warnings, *opened.warnings)
-        if taken and source.kind != "broker":
-            raise RegistrationError(
-                f"{taken[0]} is already registered by {self._owner(taken[0])}: rename one of them"
-            )
-        if taken:
-            # The operator may not control the ids of workers: register the operations whose ids are free.
-            source.warnings += tuple(self._conflicts(taken))
-            cast("Any", opened.operations).leave_out(taken)
-        operations = _by_id(opened)
-        imported = [registry.restricted(new, before.get(key)) for key, new in operations.items()]
-        registry.register_all(imported, replace=True)
-        for operation_id in before.keys() - operations.keys():
-            registry.remove_imported(before[operation_id])
-        opened.attach(registry)
-
-    def _conflicts(self, taken: list[str]) -> list[Skipped]:
-        """Return warnings about ids that are not imported because another source has them, one per source."""
-        by_owner: dict[str, list[str]] = {}
-        for operation_id in taken:
-            by_owner.setdefault(self._owner(operation_id), []).append(operation_id)
-        name = self.source.name
-        remedy = f'set namespace = "{name}" in [brokers.{name}] to have both'
-        return [
-            Skipped(
-                ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else ""),
-                f"not imported, because {owner} has the same: {remedy}",
-            )
-            for owner, ids in by_owner.items()
-        ]
-
-    def _let_go(self) -> None:
-        """Remove the operations of the source, and close it later."""
-        opened, self.source.opened = self.source.opened, None
-        if opened is not None:
-            opened.detach(self._registry)
-            for operation in opened.operations:
-                self._registry.remove_imported(operation)
-            self._retire(opened)
-
-    async def _quiet(self, opened: Opened) -> None:
-        """Wait until an open source has had no call for some seconds, or is closed.
-
-        Some seconds, because a call may be about to start or wait before a retry.
-        """
-        loop = asyncio.get_running_loop()
-        since = loop.time()
-        while not self._closing.is_set():
-            # Asked before the time is compared: a blocked event loop is not a pause between calls.
-            if opened.calls():
-                since = loop.time()
-            elif loop.time() - since >= QUIET_SECONDS:
-                return
-            with move_on_after(_LOOK_SECONDS):
-                await self._closing.wait()
-
-    def _retire(self, opened: Opened) -> None:
-        """Close an open source after its running calls have finished; it no longer updates the registry."""
-        opened.detach(self._registry)
-        limits = (call_seconds(each, self._drain_seconds) for each in opened.operations)
-        seconds = max(limits, default=self._drain_seconds)
-
-        async def close() -> None:
-            try:
-                with move_on_after(seconds):
-                    await self._quiet(opened)
-            finally:
-                try:
-                    await asyncio.shield(asyncio.ensure_future(opened.aclose()))
-                except Exception:
-                    logger.exception("%s did not close cleanly", self.source.label)
-
-        task = asyncio.Task(close(), name=f"closing {self.source.label}")
-        self._retired.add(task)
-        task.add_done_callback(self._retired.discard)

@@ -28,7 +28,7 @@ from msgspec.structs import replace as with_fields
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._json import list_of, object_of, unsafe_in_path
-from operations._text import hides_something, safe_name
+from operations._text import hides_something, printable, safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
@@ -61,13 +61,11 @@ _COMPLETION: JSONObject = {
             "type": "object",
             "properties": {"type": _TEXT, "name": _TEXT, "uri": _TEXT},
             "required": ["type"],
-            "additionalProperties": False,
         },
         "argument": {
             "type": "object",
             "properties": {"name": _TEXT, "value": _TEXT},
             "required": ["name", "value"],
-            "additionalProperties": False,
         },
         "context": {"type": "object"},
     },
@@ -391,7 +389,7 @@ class ServerCatalog:
             logger.warning(
                 "%s: skipped %s%s",
                 self._server,
-                ", ".join(new[:_SHOWN]),
+                printable(", ".join(new[:_SHOWN])),
                 f" and {more} more, see `client.skipped`" if more > 0 else "",
             )
 

@@ -20,7 +20,7 @@ from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import Bulkhead, CircuitBreaker, LogBudget
 from operations._tasks import cancel_tasks, shielded
-from operations._text import counted, safe_namespace
+from operations._text import counted, printable, safe_namespace
 from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
@@ -208,11 +208,12 @@ class MCPClient:
     async def _opened(self, session: RelaySession) -> None:
         """Read the server's description and listings. Runs in the owner task after every connection."""
         self._breaker.succeed()
-        info, offers = session.server_info, session.offers
+        info = session.server_info or types.Implementation(name="", version="")
+        offers = session.offers
         self.server_info = ServerInfo(
-            name=(info.name if info is not None else "") or self.name,
-            version=(info.version if info is not None else "") or "1.0.0",
-            title=info.title if info is not None else None,
+            name=info.name or self.name,
+            version=info.version or "1.0.0",
+            title=info.title,
             protocol_version=session.protocol_version or "",
             instructions=session.instructions,
             capabilities=offers.model_dump(by_alias=True, mode="json", exclude_none=True),
@@ -261,29 +262,30 @@ class MCPClient:
         breaker = None if connection.session is None else self._breaker
         is_probe = breaker is not None and breaker.enter()
         responds: bool | None = None
-        connection.busy += 1
         call = CallInFlight(context, timeout)
         try:
-            async with self._bulkhead:
-                try:
-                    async with timeout:
-                        with connection.calls.enter(call):
-                            result = await self._send(connection, call, method, params, replayable)
-                            await call.settle()
-                except TimeoutError:
-                    # The caller did not answer in time, which is not a failure of the server.
-                    responds = None if call.is_unanswered else False
-                    raise timed_out(self.name, cast("float", seconds), "answer") from None
-                except CallError as error:
-                    responds = not _is_away(error)
-                    raise
-                responds = True
-                return result
+            # Also while the call waits, so that its connection is not closed for another caller.
+            with connection.in_use():
+                async with self._bulkhead:
+                    try:
+                        async with timeout:
+                            with connection.calls.enter(call):
+                                result = await self._send(
+                                    connection, call, method, params, replayable
+                                )
+                                await call.settle()
+                    except TimeoutError:
+                        # The caller did not answer in time, which is not a failure of the server.
+                        responds = None if call.is_unanswered else False
+                        raise timed_out(self.name, cast("float", seconds), "answer") from None
+                    except CallError as error:
+                        responds = not _is_away(error)
+                        raise
+                    responds = True
+                    return result
         finally:
             if breaker is not None:
                 breaker.record(responds, is_probe=is_probe)
-            connection.busy -= 1
-            connection.used = asyncio.get_running_loop().time()
 
     async def _connection_for(self, context: OperationContext) -> LiveConnection:
         """Return the connection for a call: the shared connection, or that of its caller.
@@ -406,8 +408,11 @@ class MCPClient:
             except CallError as error:
                 # A server may be lost for hours: log one line, until it is available again or fails in another way.
                 # The loss of the session itself has its own line.
-                if session is self._connection.session and error.message != reported:
-                    logger.warning("%s could not be listed again: %s", self.name, error.message)
+                is_lost = session.finished.is_set() or session is not self._connection.session
+                if not is_lost and error.message != reported:
+                    logger.warning(
+                        "%s could not be listed again: %s", self.name, printable(error.message)
+                    )
                     reported = error.message
             except Exception:
                 logger.exception("%s: its listing could not be imported", self.name)
@@ -441,7 +446,8 @@ class MCPClient:
                         self._stale.set()
             except MCPError as error:
                 if error.code != types.CONNECTION_CLOSED:
-                    logger.debug("%s does not announce changes: %s", self.name, error)
+                    text = printable(error.message)
+                    logger.debug("%s does not announce changes: %s", self.name, text)
                     return
             except Exception:
                 logger.debug("%s: the subscription to changes was lost", self.name, exc_info=True)
@@ -506,7 +512,7 @@ class MCPClient:
         try:
             await session.relay("logging/setLevel", {"level": self.config.log_level})
         except MCPError as error:
-            logger.warning("%s does not take a log level: %s", self.name, error.message)
+            logger.warning("%s does not take a log level: %s", self.name, printable(error.message))
 
 
 async def _delivered(

@@ -32,12 +32,14 @@ from operations._references import objects_in, reference_of, target_of
 from operations.channel import NOTHING
 from operations.context import OperationContext
 from operations.envelopes import (
+    ERROR_KEY,
     AudioContent,
     ImageContent,
     MCPContentBlock,
     MCPResponseMeta,
     ResourceContent,
     ResponseEnvelope,
+    read_changes,
 )
 from operations.observe import trace_context
 from operations.schema import Schema
@@ -52,9 +54,6 @@ META_KEY = "alkdev.operations/spec"
 
 CHANGES_KEY = "alkdev.operations/changes"
 """The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
-
-ERROR_KEY = "alkdev.operations/error"
-"""The key in a result's `_meta`: the error of a tool that declares an output schema."""
 
 EXACT_OUTPUT = "#/outputSchema/anyOf/0"
 """The location of the exact output schema in a listed tool whose schema accepts every result."""
@@ -219,11 +218,16 @@ def restore_arguments(input: Any, meta: Any) -> Any:
 
 
 def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnvelope[Any]:
-    """Return the envelope of a tool's result with the original data of the operation."""
+    """Return the envelope of a tool's result with the original data, changes or error of the operation."""
     result = envelope.meta
-    if not isinstance(result, MCPResponseMeta) or result.is_error:
+    if not isinstance(result, MCPResponseMeta):
         return envelope
-    note = object_of(result.meta).get(DATA_KEY)
+    noted = object_of(result.meta)
+    if result.is_error:
+        error = result.structured_content
+        own = result.meta if error is None else {**noted, ERROR_KEY: error}
+        return replace(envelope, meta=replace(result, meta=own))
+    envelope, note = read_changes(envelope, noted.get(CHANGES_KEY)), noted.get(DATA_KEY)
     if note == "plain":
         return envelope
     if note == "bytes" and result.content:

@@ -14,8 +14,8 @@ import contextvars
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from traceback import format_exception
@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import Backoff, LogThrottle
 from operations._tasks import cancel_tasks, start_task
+from operations._text import printable, visible
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor
@@ -50,8 +51,8 @@ _STABLE_SECONDS = 5.0
 """A lost connection that was open for this many seconds, or served a call, is reopened at once; others after a
 pause."""
 
-_PROBE_SECONDS = 2.0
-"""Seconds that another process has to respond after the process of a server has exited, unless it may be busy."""
+_PIPE_SECONDS = 2.0
+"""Seconds for reading the last messages of a process after it has exited."""
 
 MAX_CALLERS = 100
 """The largest number of callers with their own connection; beyond it, the least recently used idle one is closed."""
@@ -104,17 +105,16 @@ class LiveConnection:
         self._on_open = on_open
         self._owner: asyncio.Task[None] | None = None
         self._session: RelaySession | None = None
-        self._waiters: set[asyncio.Future[RelaySession]] = set()
         self._wanted = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Set, and replaced, when the session or the failure changes."""
+
         self.is_closed = False
         """Whether this connection was closed permanently."""
 
         self._has_worked = False
         self._has_served = False
         self._lost_at: float | None = None
-        self._waiters_timer: asyncio.TimerHandle | None = None
-        """The timer that ends the waiting of calls for a lost server."""
-
         self._resumes_at = -math.inf
         self._opening: anyio.CancelScope | None = None
         self._failure: CallError | None = None
@@ -151,20 +151,28 @@ class LiveConnection:
         Raises:
             CallError: `UNAVAILABLE`, with the reason of the last failure.
         """
-        session = self.session
-        if session is not None:
-            return session
-        if self.is_closed or self._owner is None:
-            raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
-        if self._failure is not None and self._is_too_late():
-            raise copy(self._failure)
-        self._wanted.set()
-        waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        while (session := self.session) is None:
+            is_closed = self.is_closed or self._owner is None
+            if self._failure is not None and (is_closed or self._is_too_late()):
+                # A copy for each caller, because a raised error collects tracebacks.
+                raise copy(self._failure)
+            if is_closed:
+                raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
+            self._wanted.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._latest):
+                    await self._changed.wait()
+        return session
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """Keep the server running for the duration of this block."""
+        self.busy += 1
         try:
-            return await waiter
+            yield
         finally:
-            self._waiters.discard(waiter)
+            self.busy -= 1
+            self.used = asyncio.get_running_loop().time()
 
     def is_there(self) -> None:
         """Record that the server responded to a call."""
@@ -206,9 +214,8 @@ class LiveConnection:
             await self._live()
         finally:
             self.is_closed = True
-            self._forgive()
-            closed = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
-            self._fail_waiters(self._failure or closed)
+            self._lost_at = None
+            self._wake()
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
@@ -230,33 +237,36 @@ class LiveConnection:
             else:
                 if was_open:
                     # A server may exit after every call.
-                    logger.log(self._losses.level(), "%s; connecting again", failure.message)
+                    logger.log(
+                        self._losses.level(), "%s; connecting again", printable(failure.message)
+                    )
                 if was_open and (self._has_served or loop.time() - began > _STABLE_SECONDS):
                     attempts = 0
                     self._backoff.reset()
                 if self._lost_at is None:
                     self._lost_at = loop.time()
-                    ends = self._lost_at + self.config.reconnect_timeout
-                    self._waiters_timer = loop.call_at(ends, self._fail_waiters, failure)
+                self._wake()
                 await self._pause(attempts)
                 attempts += 1
 
     async def _pause(self, attempts: int) -> None:
         """Wait before the next attempt, except before the first; return early when the connection is closed."""
         pause = self.plan_attempt() if attempts else 0.0
-        if self._failure is not None and self._is_too_late():
-            self._fail_waiters(self._failure)
+        self._wake()
         with anyio.CancelScope(deadline=anyio.current_time() + pause) as self._opening:
             await anyio.sleep_forever()
         self._opening = None
         self._resumes_at = -math.inf
 
+    @property
+    def _latest(self) -> float | None:
+        """The time until which calls wait for a lost server, by the loop's clock."""
+        return None if self._lost_at is None else self._lost_at + self.config.reconnect_timeout
+
     def _is_too_late(self) -> bool:
         """Return whether the next attempt is too late for waiting callers."""
-        if self._lost_at is None:
-            return False
         earliest = max(self._resumes_at, asyncio.get_running_loop().time())
-        return earliest > self._lost_at + self.config.reconnect_timeout
+        return self._latest is not None and earliest >= self._latest
 
     async def _keep(self) -> CallError | None:
         """Run the connection until it ends; return None if it was closed intentionally, else the error."""
@@ -291,6 +301,8 @@ class LiveConnection:
         idle = math.inf if self.config.idle_timeout is None else self.config.idle_timeout
         loop = asyncio.get_running_loop()
         opened = loop.time()
+        # Waiting tasks receive the session, even if a lazy server is stopped now.
+        await asyncio.sleep(0)
         while not session.finished.is_set():
             is_only_listed = self.config.lazy and not self.used
             rest = 0.0 if is_only_listed else max(opened, self.used) + idle - loop.time()
@@ -302,9 +314,10 @@ class LiveConnection:
                 await session.finished.wait()
         return self.is_closed
 
+    @staticmethod
     @asynccontextmanager
-    async def _ending_with(self, child: Child, session: RelaySession) -> AsyncGenerator[None]:
-        """End the session if its process exits in this block, unless another process responds in its place.
+    async def _ending_with(child: Child, session: RelaySession) -> AsyncGenerator[None]:
+        """End the session soon after its process exits in this block.
 
         Processes that a server has started may hold its pipes open, so that the end of the pipes does not show its
         exit.
@@ -312,18 +325,9 @@ class LiveConnection:
 
         async def watch() -> None:
             await child.has_exited.wait()
-            # A launcher ends without an error, and the process that it has started may be busy with a call.
-            is_launcher = child.process is not None and child.process.returncode == 0
-            longest = self.config.timeout or self.config.max_timeout
-            seconds = longest if is_launcher and self.calls.are_running else _PROBE_SECONDS
-            try:
-                async with asyncio.timeout(seconds):
-                    await session.relay("ping", {})
-            except TimeoutError:
-                child.went_away = True
-                session.finished.set()
-            except MCPError as error:
-                logger.debug("a process responds after the exit of its parent: %s", error)
+            await anyio.sleep(_PIPE_SECONDS)
+            child.went_away = True
+            session.finished.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
@@ -333,25 +337,13 @@ class LiveConnection:
     def _hand_out(self, session: RelaySession) -> None:
         self._session = session
         self._has_served = False
-        self._forgive()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(session)
+        self._lost_at = self._failure = None
+        self._wake()
 
-    def _forgive(self) -> None:
-        """Reset the state of a lost connection."""
-        self._lost_at = None
-        if not self.is_closed:
-            self._failure = None
-        if self._waiters_timer is not None:
-            self._waiters_timer.cancel()
-            self._waiters_timer = None
-
-    def _fail_waiters(self, failure: CallError) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                # A copy for each, because a raised error collects tracebacks.
-                waiter.set_exception(copy(failure))
+    def _wake(self) -> None:
+        """Let waiting calls look at the new state."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ transports
 
@@ -368,7 +360,7 @@ class LiveConnection:
         if logger.isEnabledFor(logging.DEBUG):
             # The server's text may repeat a secret.
             text = self.redactor.redact("".join(format_exception(error)))
-            logger.debug("%s failed: %s", self.name, text)
+            logger.debug("%s failed: %s", self.name, visible(text))
         if self._session is not None:
             return self._unavailable("went away", child)
         if child.went_away:
@@ -400,7 +392,9 @@ class LiveConnection:
         if child.stderr:
             # The output of the server goes to the operator's log, not to the caller.
             output = "\n".join(child.stderr)
-            logger.log(self._outputs.level(), "%s; its output:\n%s", failure.message, output)
+            logger.log(
+                self._outputs.level(), "%s; its output:\n%s", printable(failure.message), output
+            )
         return failure
 
 

@@ -6,10 +6,10 @@ Rule 2: errors that our own transports detect pass through the SDK as JSON-RPC e
         servers do not know. So a server cannot pretend that a request never reached it.
 Rule 3: the report (`str` of a `StartError`) shows the command, its folder, its exit code, its output and advice.
         Callers see only the message and details of the error, which contain none of these.
-Rule 4: the values of `headers`, the token, and values from the environment are secrets. So are values of `env` whose
-        name indicates a secret, or that are too long for a setting and not paths. An argument is shown, unless the
-        option before it, or its own name, indicates a secret. The output of a server passes through the redactor as
-        well.
+Rule 4: the token and values from the environment or a secret file are secrets. So are values of `headers` and `env`
+        whose name indicates a secret, or that are too long for a setting and, in `env`, not paths. An argument is
+        shown, unless the option before it, or its own name, indicates a secret. The output of a server passes through
+        the redactor as well.
 """
 
 import logging
@@ -33,12 +33,12 @@ from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, REQUEST_TIMEOUT, JSONRPCEr
 from pydantic import ValidationError
 
 from operations._decoding import decode_json
-from operations._folders import is_path
+from operations._files import is_path
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_list, is_object, object_of
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
 from operations._proxies import PROXY_LOGIN
 from operations._resilience import LogThrottle
-from operations._text import names_a_secret, without_secrets
+from operations._text import names_a_secret, printable, without_secrets
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.public_errors import HIDDEN, SHORTEST, Redactor, parts_of
 from operations.types import JSONObject
@@ -241,11 +241,11 @@ def root_cause(error: BaseException) -> BaseException:
 # ------------------------------------------------------------ secrets
 
 _LONG = 12
-"""Shorter values of variables with ordinary names are settings, such as `LOG_LEVEL=error`, and not secrets."""
+"""Shorter values with ordinary names are settings, such as `LOG_LEVEL=error` and `X-Tenant: acme`, and not secrets."""
 
 _NAMED = re.compile(r"(?P<name>-{0,2}[\w.-]+)(?P<sign>=|:\s*)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(
-    r"[A-Za-z][\w+.-]*://(?:(?P<login>[^/?#\s\"'<>]*)@)?[^?#\s\"'<>]*"
+    r"[A-Za-z][\w+.-]{0,30}://(?:(?P<login>[^/?#\s\"'<>]*)@)?[^?#\s\"'<>]*"
     r"(?:\?(?P<query>[^#\s\"'<>]*))?(?:#[^\s\"'<>]*)?"
 )
 
@@ -276,8 +276,9 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
         ]
         yield b64encode(":".join(login).encode()).decode()
     yield from _of_addresses(config.url or "")
-    for value in config.headers.values():
-        yield from parts_of(value)
+    for name, value in config.headers.items():
+        shortest = SHORTEST if names_a_secret(name) else _LONG
+        yield from (part for part in parts_of(value) if len(part) >= shortest)
     for name, value in config.env.items():
         yield from _of_addresses(value)
         is_named = names_a_secret(name)
@@ -421,7 +422,8 @@ class StartError(CallError):
         self.report = report
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self.report}" if self.report else self.message
+        message = printable(self.message)
+        return f"{message}\n{self.report}" if self.report else message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StartError, (self.message, self.details, self.report), vars(self)

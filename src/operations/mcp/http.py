@@ -47,7 +47,7 @@ from operations.mcp.plain_calls import (
     tls_context,
     unreachable,
 )
-from operations.mcp.repairs import Repairs
+from operations.mcp.repairs import checked
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
@@ -171,7 +171,6 @@ class _Client(httpx2.AsyncClient):
     ) -> None:
         self._config = config
         self._redactor = redactor
-        self._repairs = Repairs()
         self._report = report
         self.plain: PlainCalls | None = None
         proxies = Proxies(config.proxy, trust_env=config.trust_env)
@@ -181,7 +180,7 @@ class _Client(httpx2.AsyncClient):
             headers={**config.headers, "accept-encoding": "identity"},
             timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
             auth=_authentication(config),
-            transport=_BoundedTransport(config, self._repairs, proxies),
+            transport=_BoundedTransport(config, proxies),
         )
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -194,7 +193,6 @@ class _Client(httpx2.AsyncClient):
         sent = _decode_sent(await request.aread())
         if self.plain is not None and sent.method and self.plain.has_sent(sent.id):
             return self._begun(self.plain.take(sent.id), request)
-        self._repairs.sent(sent.method, sent.id)
         response = await self._post(request, **options)
         if self._report is None or response.status_code < 400:
             return response
@@ -205,51 +203,64 @@ class _Client(httpx2.AsyncClient):
         """Return the response of a request that was sent as a plain call."""
         if stream is None:
             return _answer(request, "lost", "broke the connection off")
-        events = _BoundedEvents(stream, self._config, self._repairs)
+        events = _BoundedEvents(stream, self._config)
         return httpx2.Response(200, headers={"content-type": _SSE}, stream=events, request=request)
 
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; return its response, or one that describes the failure if there is none."""
         try:
-            response = await super().send(request, **options)
-            if self.plain is not None and response.is_success:
-                self.plain.url = str(request.url)
-            if self.plain is not None and "mcp-session-id" not in request.headers:
-                self.plain.session_id = response.headers.get("mcp-session-id")
-            self._redactor.learn(response.request.headers.get("authorization", ""))
-            if _is_json(response):
-                await response.aread()
-                _enforce_bounds(response.content, self._config)
-                content = await self._repairs.checked(response.content)
-                if content is not response.content:
-                    response = httpx2.Response(
-                        response.status_code,
-                        headers=response.headers,
-                        content=content,
-                        request=response.request,
-                    )
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            return _answer(request, "unreachable", unreachable(str(error), self._proxy))
-        except httpx2.ProxyError as error:
-            reason = proxy_status(int(str(error)[:3])) if str(error)[:3].isdigit() else str(error)
-            return _answer(request, "unreachable", unreachable(reason, self._proxy))
-        except _Refused as error:
-            return _answer(request, "too_large", str(error))
-        except JSONLimitError as error:
-            return _answer(request, "too_large", f"answered with a message that {error.reason}")
-        except httpx2.TransportError as error:
-            return _answer(request, "lost", f"broke the connection off: {type(error).__name__}")
-        except MCPError as error:
-            return _error(request, error.error.model_dump())
-        except OAuthFlowError as error:
-            return _answer(request, "status", f"rejected the sign-in: {error}")
-        except Exception as error:
-            # The response of a token server may contain secrets.
-            logger.exception("signing in failed")
-            return _answer(request, "status", f"was not called: {type(error).__name__}")
+            response = await self._exchange(request, **options)
+        except Exception as error:  # noqa: BLE001 - the SDK must receive a response for every request
+            return self._failure(request, error)
         if response.status_code < 400:
             return response
         return await _refusal(request, response, self._redactor)
+
+    async def _exchange(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request; return its response, with a JSON body read within the limits."""
+        response = await super().send(request, **options)
+        if self.plain is not None and response.is_success:
+            self.plain.url = str(request.url)
+        if self.plain is not None and "mcp-session-id" not in request.headers:
+            self.plain.session_id = response.headers.get("mcp-session-id")
+        self._redactor.learn(response.request.headers.get("authorization", ""))
+        if not _is_json(response):
+            return response
+        await response.aread()
+        _enforce_bounds(response.content, self._config)
+        content = await checked(response.content)
+        if content is response.content:
+            return response
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            content=content,
+            request=response.request,
+        )
+
+    def _failure(self, request: httpx2.Request, error: Exception) -> httpx2.Response:
+        """Return the response for a request that has none."""
+        match error:
+            case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.PoolTimeout():
+                return _answer(request, "unreachable", unreachable(str(error), self._proxy))
+            case httpx2.ProxyError():
+                status = str(error)[:3]
+                reason = proxy_status(int(status)) if status.isdigit() else str(error)
+                return _answer(request, "unreachable", unreachable(reason, self._proxy))
+            case _Refused():
+                return _answer(request, "too_large", str(error))
+            case JSONLimitError():
+                return _answer(request, "too_large", f"answered with a message that {error.reason}")
+            case httpx2.TransportError():
+                return _answer(request, "lost", f"broke the connection off: {type(error).__name__}")
+            case MCPError():
+                return _error(request, error.error.model_dump())
+            case OAuthFlowError():
+                return _answer(request, "status", f"rejected the sign-in: {error}")
+            case _:
+                # The response of a token server may contain secrets.
+                logger.error("signing in failed", exc_info=error)
+                return _answer(request, "status", f"was not called: {type(error).__name__}")
 
 
 def _is_json(response: httpx2.Response) -> bool:
@@ -302,10 +313,9 @@ def _without_login(url: httpx2.URL) -> str:
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Limits responses. Connects only to public addresses of hosts that the operator did not name."""
 
-    def __init__(self, config: MCPClientConfig, repairs: Repairs, proxies: Proxies) -> None:
+    def __init__(self, config: MCPClientConfig, proxies: Proxies) -> None:
         super().__init__(verify=tls_context(config))
         self._config = config
-        self._repairs = repairs
         urls = [cast("str", config.url)]
         if isinstance(config.auth, MCPClientCredentials):
             urls.append(config.auth.issuer)
@@ -337,7 +347,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             raise _Refused("responded with a compressed body, which was not requested")
         stream = cast("httpx2.AsyncByteStream", response.stream)
         if response.headers.get("content-type", "").lower().startswith(_SSE):
-            response.stream = _BoundedEvents(stream, self._config, self._repairs)
+            response.stream = _BoundedEvents(stream, self._config)
         else:
             response.stream = _BoundedStream(stream, self._config)
         return response
@@ -401,12 +411,6 @@ _FIELD = re.compile(rb"^(?:data: ?|(?:event|id|retry)\b.*|:.*)", re.MULTILINE)
 class _BoundedEvents(_BoundedStream):
     """Repairs listings, and replaces each event with too many values by an error, before the SDK decodes them."""
 
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, config: MCPClientConfig, repairs: Repairs
-    ) -> None:
-        super().__init__(stream, config)
-        self._repairs = repairs
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         event = bytearray()
         async for chunk in self._stream:
@@ -432,7 +436,7 @@ class _BoundedEvents(_BoundedStream):
             wire = {"jsonrpc": "2.0", "id": request_id, "error": message}
             return b"data: %b\n\n" % msgspec.json.encode(wire) if request_id is not None else b""
         data = _FIELD.sub(b"", event).strip()
-        repaired = await self._repairs.checked(data)
+        repaired = await checked(data)
         return event if repaired is data else b"data: %b\n\n" % repaired
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 import mcp_types as types
@@ -24,7 +25,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from operations._json import object_of, to_json
-from operations._mcp_config import AskHandler, MCPClientConfig
+from operations._mcp_config import MCPClientConfig
 from operations._tasks import start_task
 from operations.access import Identity
 from operations.caller_tokens import TokenFunction
@@ -48,7 +49,9 @@ class ClientFeatures(msgspec.Struct, frozen=True, kw_only=True):
     opens_urls: bool = False
 
 
-client: ContextVar[ClientFeatures] = ContextVar("client", default=ClientFeatures())  # noqa: B039 - it is frozen
+NO_CLIENT: Final = ClientFeatures()
+
+client: ContextVar[ClientFeatures] = ContextVar("client", default=NO_CLIENT)
 """The client of the current call."""
 
 
@@ -156,23 +159,18 @@ class CallInFlight:
         self._questions: set[asyncio.Future[Any]] = set()
         self._messages: set[asyncio.Task[None]] = set()
 
-    async def ask(self, question: Awaitable[JSONObject]) -> JSONObject:
+    async def ask(self, question: asyncio.Future[JSONObject]) -> JSONObject:
         """Return the caller's answer, with the time limit stopped.
 
         Raises:
             CallError: `ABORTED` if the call ended before the answer arrived.
         """
-        asking = asyncio.ensure_future(question)
-        self._questions.add(asking)
+        self._questions.add(question)
         try:
             with self.timeout.paused():
-                await asyncio.wait({asking})
+                return await _outcome(question)
         finally:
-            self._questions.discard(asking)
-            asking.cancel()
-        if asking.cancelled():
-            raise CallError(ErrorCode.ABORTED, "the call ended before its question was answered")
-        return asking.result()
+            self._questions.discard(question)
 
     def deliver(self, message: Coroutine[Any, Any, None]) -> None:
         """Deliver a log message; drop it if too many are undelivered."""
@@ -237,11 +235,6 @@ class CallsInFlight:
         self._calls: dict[CallInFlight, None] = {}
         self._open = 0
 
-    @property
-    def are_running(self) -> bool:
-        """Whether there are running calls."""
-        return bool(self._calls)
-
     @contextmanager
     def enter(self, call: CallInFlight) -> Generator[None]:
         """Register a running call for the duration of this block; messages on its stream belong to it."""
@@ -268,23 +261,14 @@ class CallsInFlight:
 
         The session advertises all of them, because capabilities are sent once, before the first caller is known.
         """
-
-        async def elicit(context: Any, params: Any) -> Any:
-            return await self._respond(ELICIT, params, types.ElicitResult(action="decline"))
-
-        async def sample(context: Any, params: Any) -> Any:
-            return await self._respond(SAMPLE, params, _NO_MODEL)
-
-        async def list_roots(context: Any) -> Any:
-            return await self._respond(ROOTS, None, types.ListRootsResult(roots=[]))
-
+        no_answer, no_roots = types.ElicitResult(action="decline"), types.ListRootsResult(roots=[])
         return {
-            "elicitation_callback": elicit,
-            "sampling_callback": sample,
-            "list_roots_callback": list_roots,
+            "elicitation_callback": partial(self._respond, ELICIT, no_answer),
+            "sampling_callback": partial(self._respond, SAMPLE, _NO_MODEL),
+            "list_roots_callback": partial(self._respond, ROOTS, no_roots),
         }
 
-    async def _respond(self, method: str, params: Any, declined: Any) -> Any:
+    async def _respond(self, method: str, declined: Any, _context: Any, params: Any = None) -> Any:
         """Return a valid answer, `declined`, or an error."""
         try:
             given = await self._answer(method, params)
@@ -313,21 +297,17 @@ class CallsInFlight:
         call, question = self.addressee(), None
         if call is not None:
             question = caller_answer(method, request, call.context, call.client)
-        handler = _application_handler(method, self._config)
-        if question is None and handler is None:
+        if question is None:
+            call, question = None, application_answer(method, request, self._config)
+        if question is None:
             return None
-        self._open += 1
-        if call is not None and question is not None:
-            try:
-                return await call.ask(question)
-            finally:
-                self._ended()
         # A separate task, so that a handler that ignores cancellation does not delay the connection.
-        answering = asyncio.ensure_future(cast("AskHandler", handler)(request))
+        answering = asyncio.ensure_future(question)
+        self._open += 1
         answering.add_done_callback(self._ended)
-        return await _uncancelled(answering)
+        return await (_outcome(answering) if call is None else call.ask(answering))
 
-    def _ended(self, _: object = None) -> None:
+    def _ended(self, _: object) -> None:
         self._open -= 1
 
 
@@ -350,12 +330,20 @@ def caller_answer(
     return None
 
 
-def _application_handler(method: str, config: MCPClientConfig) -> AskHandler | None:
-    return {ELICIT: config.elicit, SAMPLE: config.sample}.get(method)
+def application_answer(
+    method: str, params: JSONObject, config: MCPClientConfig
+) -> Awaitable[JSONObject] | None:
+    """Ask the handler of the application, and return the answer to await; None if there is no handler."""
+    handler = {ELICIT: config.elicit, SAMPLE: config.sample}.get(method)
+    return None if handler is None else handler(params)
 
 
-async def _uncancelled(answering: asyncio.Future[JSONObject]) -> JSONObject:
-    """Return the outcome of a handler; if this task is cancelled, do not wait for the handler to end."""
+async def _outcome(answering: asyncio.Future[JSONObject]) -> JSONObject:
+    """Return an answer; if this task is cancelled, do not wait for the end of `answering`.
+
+    Raises:
+        CallError: `ABORTED` if `answering` was cancelled.
+    """
     try:
         await asyncio.wait({answering})
     finally:
@@ -363,7 +351,7 @@ async def _uncancelled(answering: asyncio.Future[JSONObject]) -> JSONObject:
             answering.cancel()
             answering.add_done_callback(retrieve_exception)
     if answering.cancelled():
-        raise RuntimeError("the handler was cancelled")
+        raise CallError(ErrorCode.ABORTED, "the call ended before its question was answered")
     return answering.result()
 
 
@@ -433,10 +421,9 @@ async def _settled(
     asking = caller_answer(method, params, context, client.get())
     seconds: float | None = config.answer_timeout
     if asking is None:
-        handler, seconds = _application_handler(method, config), config.timeout
-        if handler is None:
-            return None
-        asking = handler(params)
+        asking, seconds = application_answer(method, params, config), config.timeout
+    if asking is None:
+        return None
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -35,12 +36,12 @@ from operations._json import (
     text_of,
 )
 from operations._mcp_config import PinPolicy
+from operations._text import printable
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp.codec import META_KEY
 from operations.mcp.connection import LiveConnection
 from operations.mcp.interaction import CallsInFlight
-from operations.mcp.repairs import FAULT
 from operations.mcp.sdk import RelaySession
 from operations.types import JSONObject
 
@@ -217,8 +218,6 @@ def _label(entry: Any, place: str) -> str:
 def _fault(entry: Any, named: str = "name") -> str | None:
     if not is_object(entry):
         return "it is not an object"
-    if FAULT in entry:
-        return f"it is not JSON: {entry[FAULT]}"
     if not text_of(entry.get(named)):
         return f"it has no {named}"
     try:
@@ -349,6 +348,8 @@ class Pins:
 MAX_WATCHED: Final = 1_000
 """The largest number of subscribed resources of one server."""
 
+MAX_UNREAD: Final = 1_000
+"""The largest number of unread changes of one subscriber; further ones are dropped."""
 
 _RENEW_SECONDS = 1.0
 
@@ -385,14 +386,13 @@ class ResourceWatches:
             watched = self._watched[key] = _Watched(uri, self._server, connection)
             self._tasks.add(watched.task)
             watched.task.add_done_callback(self._tasks.discard)
-        changes = _Changes()
+        changes = asyncio.Queue[str](MAX_UNREAD)
         watched.watchers.add(changes)
         try:
             await asyncio.shield(watched.is_subscribed)
             yield uri
             while True:
-                for changed in await changes.next():
-                    yield changed
+                yield await changes.get()
         finally:
             watched.watchers.discard(changes)
             if not watched.watchers:
@@ -415,31 +415,12 @@ class ResourceWatches:
             await asyncio.wait(tuple(self._tasks))
 
 
-class _Changes:
-    """The unread changes of one subscriber, without repetitions."""
-
-    def __init__(self) -> None:
-        self._unread: dict[str, None] = {}
-        self._is_there = asyncio.Event()
-
-    def add(self, uri: str) -> None:
-        if len(self._unread) < MAX_WATCHED:
-            self._unread[uri] = None
-            self._is_there.set()
-
-    async def next(self) -> list[str]:
-        await self._is_there.wait()
-        self._is_there.clear()
-        unread, self._unread = list(self._unread), {}
-        return unread
-
-
 class _Watched:
     """A subscription to one resource."""
 
     def __init__(self, uri: str, server: str, connection: LiveConnection) -> None:
         self.uri = uri
-        self.watchers: set[_Changes] = set()
+        self.watchers: set[asyncio.Queue[str]] = set()
         self.is_subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = server
         self._connection = connection
@@ -447,15 +428,13 @@ class _Watched:
 
     def report(self, uri: str) -> None:
         for watcher in self.watchers:
-            watcher.add(uri)
+            with suppress(asyncio.QueueFull):
+                watcher.put_nowait(uri)
 
     async def _keep(self) -> None:
-        # A server is not stopped while there is a subscription.
-        self._connection.busy += 1
-        try:
+        # A server is not stopped while there is a subscription, also not between two attempts.
+        with self._connection.in_use():
             await self._subscribe_again()
-        finally:
-            self._connection.busy -= 1
 
     async def _subscribe_again(self) -> None:
         while True:
@@ -469,7 +448,8 @@ class _Watched:
                     # Retrieve the exception here as well, because the subscriber may have left.
                     self.is_subscribed.exception()
                     return
-                logger.debug("%s: the subscription to a resource was lost: %s", self._server, error)
+                text = "%s: the subscription to a resource was lost: %s"
+                logger.debug(text, self._server, printable(str(error)))
             await asyncio.sleep(_RENEW_SECONDS)
 
     async def _subscribe(self, session: RelaySession) -> None:

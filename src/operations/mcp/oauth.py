@@ -17,7 +17,7 @@ from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.shared import auth
 from pydantic import AnyUrl, BaseModel, ValidationError
 
-from operations._folders import state_folder
+from operations._files import state_folder
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig, OAuthLogin
 from operations.errors import OperationsError

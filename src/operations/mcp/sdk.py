@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias, cast
 
 import anyio
 import mcp_types as types
-from mcp import MCPError
 from mcp.client._probe import negotiate_auto
 from mcp.client.session import ClientSession
 from mcp.server.connection import Connection
@@ -101,7 +100,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             opts = {**(opts or {}), "timeout": inf}
         result = await super().send_raw_request(method, params, opts, **options)
         model = _HANDSHAKES.get(method)
-        return result if model is None else mended(result, model.model_validate)
+        return result if model is None else mended(result, model)
 
     async def _dispatch(self, item: Any, *args: Any, **options: Any) -> None:
         is_request = isinstance(getattr(item, "message", None), types.JSONRPCRequest)
@@ -207,13 +206,7 @@ class RelaySession(ClientSession):
             RuntimeError: If the server responds with an unknown revision.
         """
         if version == "auto":
-            try:
-                await negotiate_auto(self)
-            except MCPError as error:
-                if error.code != types.METHOD_NOT_FOUND:
-                    raise
-                # Without a handshake, the reason is the failure of `server/discover`.
-                await self.discover()
+            await negotiate_auto(self)
         else:
             self.dispatcher.version = version
             await (self.discover() if version in MODERN_PROTOCOL_VERSIONS else self.initialize())

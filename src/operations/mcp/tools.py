@@ -29,12 +29,12 @@ from operations._mcp_config import MCPClientConfig
 from operations._text import safe_name
 from operations.context import OperationContext
 from operations.envelopes import (
+    ERROR_KEY,
     MCPContentBlock,
     ResponseEnvelope,
     add_changes,
     content_block,
     mcp_envelope,
-    read_changes,
 )
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp import codec
@@ -78,21 +78,22 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
         raise _malformed("isError is not a boolean")
     structured = to_json(result.get("structuredContent"))
     meta = _meta_of(result)
+    # `restore_envelope` alone sets this key: a tool cannot vouch for itself.
+    error = None if meta is None else meta.pop(ERROR_KEY, None)
     if is_error and structured is None:
-        structured = object_of(meta).get(codec.ERROR_KEY)
+        structured = error
     data = structured
     if structured is None:
         data = content_to_wire(blocks)
         if not is_error and not output_schema.is_unknown:
             data = _json_in(content, data)
-    envelope = mcp_envelope(
+    return mcp_envelope(
         data,
         is_error=bool(is_error),
         content=blocks,
         structured_content=structured,
         meta=meta,
     )
-    return read_changes(envelope, object_of(meta).get(codec.CHANGES_KEY))
 
 
 def _json_in(content: list[Any], otherwise: Any) -> Any:

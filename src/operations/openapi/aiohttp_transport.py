@@ -351,13 +351,8 @@ def _call_error(error: Exception, request: HTTPRequest, proxy: str | None = None
             begun=None if is_connected else False,
         )
     if isinstance(error, aiohttp.ClientError):
-        problem = "the response was not valid HTTP"
-        # Without the data that the message of aiohttp quotes.
-        if str(getattr(error, "message", "")).startswith(("Bad status line", "Data after")):
-            problem += (
-                ", or more data followed than it may have: with status 204 none, and otherwise"
-                " as much as its Content-Length says"
-            )
+        # Without the message of aiohttp, which quotes data.
+        problem = "the response was not valid HTTP, or longer than its Content-Length"
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: {problem}.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")
 

@@ -10,9 +10,6 @@ Rule 3: only code in this process can pass `bytes`, paths and open files. They a
 """
 
 import base64
-import binascii
-import json
-import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,10 +32,10 @@ from operations._json import (
 )
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import (
-    EncodedFile,
     FileContent,
     FilesRoot,
     StreamedBody,
+    from_base64,
     is_file_value,
     is_target_value,
     refused,
@@ -63,7 +60,7 @@ OCTETS = "application/octet-stream"
 
 
 class Upload(NamedTuple):
-    """A file to send; missing fields are empty."""
+    """A file, or a part of a form, to send; missing fields are empty."""
 
     content: bytes | FileContent
     filename: str = ""
@@ -101,7 +98,7 @@ def upload_of(value: Any, name: str, root: FilesRoot | None = None) -> Upload | 
                 value = root.content(described["path"], name)
     content: bytes | FileContent
     if isinstance(value, str):
-        content = from_base64(value, name)
+        content = _bytes_of(value, name)
     elif isinstance(value, (bytes, bytearray, memoryview)):
         content = bytes(cast("bytes", value))
     elif isinstance(value, FileContent):
@@ -183,24 +180,23 @@ _MAX_DEPTH = 8
 _NO_FILE_NAME = "A text is the content of a file, not its name. In Python, pass bytes or a Path."
 
 
-def from_base64(text: str, name: str) -> bytes:
-    """Return the bytes that `text` encodes, in either alphabet.
+def _bytes_of(text: str, name: str) -> bytes:
+    """Return the bytes that `text` encodes in base64.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, if it is not base64.
     """
     try:
-        padded = text + "=" * (-len(text) % 4)
-        return base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
-    except (binascii.Error, ValueError):
+        return from_base64(text.encode())
+    except ValueError:
         message = f"{name!r} must be base64. {_NO_FILE_NAME}"
         raise invalid_argument("/" + name, message, "contentEncoding") from None
 
 
 def is_base64(text: str) -> bool:
     """Return whether `text` is base64."""
-    with suppress(CallError):
-        from_base64(text, "")
+    with suppress(ValueError):
+        from_base64(text.encode())
         return True
     return False
 
@@ -208,10 +204,11 @@ def is_base64(text: str) -> bool:
 PART_HEADERS = "part_headers"
 """The argument that holds the headers of parts."""
 
+_NO_HEADERS: JSONObject = {}
+
 NO_VALUE: Any = object()
 
 JSON = "application/json"
-_NO_HEADERS: JSONObject = {}
 
 
 class Payload(NamedTuple):
@@ -299,14 +296,6 @@ def only_value(schema: Any, converter: SchemaConverter) -> Any:
     return choices[0] if len(choices) == 1 else NO_VALUE
 
 
-class _Part(NamedTuple):
-    """The content of one part of a multipart body."""
-
-    content: bytes | FileContent
-    content_type: str
-    filename: str | None = None
-
-
 class _Writer:
     """Writes one multipart body."""
 
@@ -378,11 +367,11 @@ class _Writer:
         headers: dict[str, str],
     ) -> None:
         """Append one part with its headers."""
-        content, kind, filename = self._part(name, value, encoding, schema)
+        content, filename, kind = self._part(name, value, encoding, schema)
         lines: list[str] = []
         if name or self._is_form:
             disposition = f'Content-Disposition: form-data; name="{_quoted(name)}"'
-            if filename is not None:
+            if filename:
                 disposition += f'; filename="{_quoted(filename)}"'
             lines.append(disposition)
         if kind:
@@ -395,7 +384,7 @@ class _Writer:
         head = "".join(f"{line}\r\n" for line in lines)
         self._out += [f"--{self.boundary}\r\n{head}\r\n".encode(), content, b"\r\n"]
 
-    def _part(self, name: str, value: Any, encoding: JSONObject, schema: JSONObject) -> _Part:
+    def _part(self, name: str, value: Any, encoding: JSONObject, schema: JSONObject) -> Upload:
         """Return the content of a part: a file, an object as JSON, or text."""
         # `encoding.contentType` may contain several types, or a range.
         kinds = [kind.strip() for kind in text_of(encoding.get("contentType")).split(",")]
@@ -408,14 +397,15 @@ class _Writer:
                 )
             fallback = media.concrete(text_of(schema.get("contentMediaType")) or OCTETS, OCTETS)
             kind = upload.content_type or media.concrete(declared or fallback, fallback)
-            return _Part(upload.content, kind, upload.filename or name)
+            return Upload(upload.content, upload.filename or name, kind)
         if isinstance(value, (dict, list)) or media.is_json(declared):
             declared = next(filter(media.is_json, kinds), declared)
             kind = media.concrete(declared or JSON, JSON)
-            return _Part(*_encoded_json(msgspec.json.encode(value), kind))
+            return Upload(msgspec.json.encode(value), content_type=media.in_utf8(kind))
         if media.parameter_of(declared, "charset"):
-            return _Part(*_encoded_text(text_of_value(value), declared))
-        return _Part(text_of_value(value).encode(), declared)
+            content, kind = _encoded_text(text_of_value(value), declared)
+            return Upload(content, content_type=kind)
+        return Upload(text_of_value(value).encode(), content_type=declared)
 
 
 def _quoted(text: str) -> str:
@@ -454,9 +444,9 @@ def write_body(
         upload = upload_of(value, "body")
         return Payload(_sent(upload, chosen, converter), media.concrete(kind, OCTETS))
     if media.is_json(kind):
-        return Payload(*_encoded_json(msgspec.json.encode(value), media.concrete(kind, JSON)))
+        return _json_payload(value, kind)
     if is_list(value) and media.is_sequence(kind):
-        return Payload(*_encoded_json(write_sequence(value, kind), kind))
+        return Payload(write_sequence(value, kind), media.in_utf8(kind))
     if media.is_multipart(kind):
         return write_multipart(chosen, value, converter, part_headers)
     if media.is_form(kind):
@@ -469,18 +459,21 @@ def write_body(
         return Payload(content, own_type or media.concrete(kind, OCTETS))
     if isinstance(value, str):
         return Payload(*_encoded_text(value, kind))
-    return Payload(*_encoded_json(msgspec.json.encode(value), media.concrete(kind, JSON)))
+    return _json_payload(value, kind)
+
+
+def _json_payload(value: Any, kind: str) -> Payload:
+    return Payload(msgspec.json.encode(value), media.in_utf8(media.concrete(kind, JSON)))
 
 
 def _sent(upload: Upload | None, chosen: Media, converter: SchemaConverter) -> bytes | StreamedBody:
     """Return the content of a file; encoded, if the schema describes the body as text that encodes it."""
     if upload is None:
         raise CallError(ErrorCode.VALIDATION_ERROR, f"The body must be base64. {_NO_FILE_NAME}")
-    content = upload.content
     encode = _ENCODE.get(base64_encoding(converter.resolve(chosen.schema)))
-    if isinstance(content, bytes):
-        return content if encode is None else encode(content)
-    return StreamedBody([content if encode is None else EncodedFile(content, encode)])
+    if encode is not None:
+        return encode(upload.read("body"))
+    return upload.content if isinstance(upload.content, bytes) else StreamedBody([upload.content])
 
 
 def write_sequence(items: list[Any], kind: str) -> bytes:
@@ -490,24 +483,6 @@ def write_sequence(items: list[Any], kind: str) -> bytes:
 
 
 _ENCODE = {"base64": base64.b64encode, "base64url": base64.urlsafe_b64encode}
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
-
-
-def _encoded_json(content: bytes, kind: str) -> tuple[bytes, str]:
-    """Return JSON in the charset of its media type, and the media type; in UTF-8 if the charset is unknown."""
-    charset = media.parameter_of(kind, "charset")
-    if charset.lower() in {"", "utf-8"}:
-        return content, kind
-    text = content.decode()
-    try:
-        try:
-            return text.encode(charset), kind
-        except UnicodeError:
-            # Only strings contain such characters, and JSON can express them in ASCII.
-            escaped = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
-            return escaped.encode(charset), kind
-    except (LookupError, ValueError):
-        return content, media.without_charset(kind)
 
 
 def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
@@ -515,10 +490,9 @@ def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
     charset = media.parameter_of(kind, "charset")
     kind = media.concrete(kind, "text/plain")
     try:
-        content = value.encode(charset)
+        return value.encode(charset), kind
     except (LookupError, ValueError):
-        return value.encode(), f"{media.without_charset(kind)}; charset=utf-8"
-    return content, kind
+        return value.encode(), f"{media.in_utf8(kind)}; charset=utf-8"
 
 
 def whole_query(parameter: Parameter, value: Any, converter: SchemaConverter) -> str:
@@ -538,7 +512,7 @@ def _encoded_form(chosen: Media, value: Any, converter: SchemaConverter) -> Payl
     with suppress(LookupError, ValueError):
         if "=".encode(charset) == b"=":
             return Payload(_form(chosen, value, converter, charset).encode(), kind)
-    return Payload(_form(chosen, value, converter).encode(), media.without_charset(kind))
+    return Payload(_form(chosen, value, converter).encode(), media.in_utf8(kind))
 
 
 def _form(chosen: Media, value: Any, converter: SchemaConverter, charset: str = "utf-8") -> str:

@@ -7,7 +7,7 @@ Rule 2: a host that only a document names must be public. A host that does not r
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.files import Counter, StreamedBody, Target, decoded_base64, save
+from operations.openapi.files import Counter, StreamedBody, Target, save
 from operations.openapi.reading.expected import ANY_JSON
 from operations.openapi.responses import (
     WholeResponse,
@@ -349,6 +349,8 @@ class ServiceClient:
     ) -> WholeResponse:
         """Send a request outside of any operation; return the whole response."""
         origin, is_trusted = self.enforce_reachable(url, is_named=is_named)
+        # The server may have closed an unused connection, so only requests that may be repeated use one.
+        repeats = method in REPEATABLE and self.config.retries > 0
         request = HTTPRequest(
             method=method,
             url=url,
@@ -356,10 +358,9 @@ class ServiceClient:
             body=body,
             timeout=self.config.timeout,
             public_only=not is_trusted,
+            new_connection=not repeats,
         )
         end, closings = monotonic() + self.config.timeout, self.closings
-        # The server may have closed the connection while it was unused.
-        repeats = method in REPEATABLE and self.config.retries > 0
         while True:
             try:
                 opened, response = await self.send(request, origin, repeats=repeats)
@@ -383,7 +384,7 @@ class ServiceClient:
     ) -> HTTPCall:
         seconds = self.config.timeout
         if context.deadline is not None:
-            seconds = min(seconds, context.deadline / 1000 - time())
+            seconds = min(seconds, context.remaining)
         is_repeatable = target is None or target.is_repeatable
         if isinstance(draft.body, StreamedBody):
             draft.body.progress = context.progress
@@ -493,13 +494,12 @@ class ServiceClient:
     async def _save(self, response: HTTPResponse, target: Target, context: OperationContext) -> int:
         """Save a body; return its size."""
         length = response.headers.get("content-length", "")
-        is_base64 = target.is_base64(response.status, response.headers.get("content-type", ""))
-        is_coded = is_base64 or bool(response.headers.get("content-encoding"))
+        is_coded = bool(response.headers.get("content-encoding"))
         async with aclosing(decoded(response)) as chunks, target.open() as write:
             total = int(length) if length.isdigit() and not is_coded else None
             counter = Counter(total, context.progress, "saved")
-            body = decoded_base64(chunks) if is_base64 else chunks
-            return await save(body, write, counter, self.config.max_file_bytes, self.config.timeout)
+            limit, seconds = self.config.max_file_bytes, self.config.timeout
+            return await save(chunks, write, counter, limit, seconds)
 
 
 def _signed(draft: Draft, signature: RequestCredentials) -> tuple[str, dict[str, str]]:
@@ -531,5 +531,4 @@ def _is_failure(error: BaseException, call: HTTPCall | None, *, is_patient: bool
             is_patient and error.code == ErrorCode.TIMEOUT
         )
     # Cancelled: at the deadline, or because the caller was cancelled.
-    deadline = None if call is None else call.context.deadline
-    return is_patient and deadline is not None and time() * 1000 >= deadline
+    return is_patient and call is not None and call.context.remaining <= 0

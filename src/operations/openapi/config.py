@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from msgspec import Meta
 
-from operations._derive import Builder, KeyFaultError
+from operations._derive import Builder, KeyFaultError, field_of
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
 from operations._proxies import ConnectionConfig
@@ -369,7 +369,12 @@ class HTTPServiceConfig(ConnectionConfig):
         Raises:
             ValueError: Names the field that is missing or unknown.
         """
-        fields = Builder().fields(cls, entry)
+        try:
+            fields = Builder().fields(cls, entry)
+        except KeyFaultError as error:
+            if field_of(error) + ":" == str(error).partition(" ")[0]:
+                raise
+            raise ValueError(f"{'.'.join(map(str, error.path))} {error}") from None
         if not isinstance(fields.get("namespace"), str):
             raise ValueError("config: namespace is missing")  # noqa: TRY004 - as the others
         return cls(**fields)

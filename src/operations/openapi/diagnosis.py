@@ -220,7 +220,7 @@ async def _changes(
     if example.status < 200 or example.status in EMPTY or endpoint.entry.method == "HEAD":
         return None
     if example.status >= 300:
-        # The body of an error is returned as it is.
+        # The body of an error is returned unchanged.
         return Counter()
 
     async def respond(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:

@@ -1,7 +1,6 @@
 """The handler of an imported operation: builds the request, sends it, and wraps the response in an envelope."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -114,9 +113,7 @@ class Endpoint:
         plan = self._plan or self._ready()
         draft = self._draft(input)
         given = cast("JSONObject", input).get(plan.save_to) if type(input) is dict else None
-        target = None
-        if given is not None:
-            target = dataclasses.replace(self._target(given), is_base64=self._expected.is_base64)
+        target = None if given is None else self._target(given)
         response = await self._client.exchange(draft, context, target)
         if target is not None:
             return _saved(response, given)

@@ -6,7 +6,6 @@ Rule 3: a response is saved to a temporary file, which is renamed when it is com
 """
 
 import asyncio
-import binascii
 import errno
 import inspect
 import os
@@ -150,35 +149,6 @@ class FileContent:
             await _run(file.close)
 
 
-class EncodedFile:
-    """The content of one file to send as base64.
-
-    Attributes:
-        size: The size in bytes; None if unknown.
-        is_repeatable: Whether the content can be read more than once.
-    """
-
-    def __init__(self, file: FileContent, encode: Callable[[bytes], bytes]) -> None:
-        self._file = file
-        self._encode = encode
-        self.size = None if file.size is None else (file.size + 2) // 3 * 4
-        self.is_repeatable = file.is_repeatable
-
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the encoded content."""
-        rest = b""
-        async with aclosing(self._file.chunks()) as chunks:
-            async for chunk in chunks:
-                rest += chunk
-                # Only groups of three bytes have the same text in any division.
-                whole = len(rest) // 3 * 3
-                if whole:
-                    yield self._encode(rest[:whole])
-                    rest = rest[whole:]
-        if rest:
-            yield self._encode(rest)
-
-
 def _start_of(file: Any) -> int | None:
     """Return the position of an open file; None if it cannot be read or written again from there."""
     with suppress(OSError, AttributeError, ValueError, TypeError):
@@ -201,7 +171,7 @@ class StreamedBody:
         progress: Receives the number of bytes sent.
     """
 
-    def __init__(self, pieces: Sequence[bytes | FileContent | EncodedFile]) -> None:
+    def __init__(self, pieces: Sequence[bytes | FileContent]) -> None:
         self._pieces = pieces
         sizes = [len(each) if isinstance(each, bytes) else each.size for each in pieces]
         self.size = None if None in sizes else sum(size for size in sizes if size is not None)
@@ -266,9 +236,6 @@ class Target:
     is_repeatable: bool = True
     """Whether a second attempt can start from the beginning."""
 
-    is_base64: Callable[[int, str], bool] = lambda _status, _content_type: False
-    """Returns whether a response is declared as base64, which is decoded."""
-
 
 def file_target(given: Any, name: str) -> Target:
     """Return the target for a path, whose file is replaced, or for an open file of this process.
@@ -328,9 +295,6 @@ def _part_name(name: str) -> str:
     return f".{name[:_LONGEST_NAME]}.{token_hex(8)}.part"
 
 
-_PROBE = 1 << 16
-"""The number of bytes that show whether a body is base64."""
-
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -338,50 +302,9 @@ def from_base64(text: bytes) -> bytes:
     """Return the bytes of a text in base64 or base64url; the padding at the end is optional.
 
     Raises:
-        binascii.Error: If it is neither.
+        ValueError: If it is neither.
     """
-    text = b"".join(text.split()).translate(_URL_SAFE)
-    return b64decode(text + b"=" * (-len(text) % 4), validate=True)
-
-
-class Base64Decoder:
-    """Decodes a body in base64 piece by piece. A body that does not begin with base64 stays unchanged."""
-
-    def __init__(self) -> None:
-        self._pending = b""
-        self._is_base64: bool | None = None
-
-    def feed(self, chunk: bytes, *, is_last: bool = False) -> bytes:
-        """Process the next bytes; return those that they complete.
-
-        Raises:
-            CallError: `EXECUTION_ERROR` if only the beginning is base64.
-        """
-        if self._is_base64 is False:
-            return chunk
-        self._pending += chunk
-        if self._is_base64 is None and len(self._pending) < _PROBE and not is_last:
-            return b""
-        text = b"".join(self._pending.split())
-        end = len(text) if is_last else len(text) // 4 * 4
-        try:
-            data = from_base64(text[:end])
-        except binascii.Error:
-            if self._is_base64:
-                message = "The response is declared as base64, but is not valid base64."
-                raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
-            self._is_base64 = False
-            return self._pending
-        self._is_base64, self._pending = True, text[end:]
-        return data
-
-
-async def decoded_base64(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the bytes of a body that is declared as base64; see `Base64Decoder`."""
-    decoder = Base64Decoder()
-    async for chunk in chunks:
-        yield decoder.feed(chunk)
-    yield decoder.feed(b"", is_last=True)
+    return b64decode(text.translate(_URL_SAFE) + b"=" * (-len(text) % 4), validate=True)
 
 
 async def save(
@@ -506,7 +429,7 @@ class FilesRoot:
             flags = os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS
             fd = os.open(parts[-1], flags, dir_fd=folder)
         except OSError as error:
-            raise _not_there(name, error) from None
+            raise refused(name, f"it cannot be opened: {error.strerror}") from None
         finally:
             os.close(folder)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -525,7 +448,7 @@ class FilesRoot:
             try:
                 inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS, dir_fd=folder)
             except OSError as error:
-                raise _not_there(name, error) from None
+                raise refused(name, f"it cannot be opened: {error.strerror}") from None
             finally:
                 os.close(folder)
             folder = inner
@@ -542,9 +465,3 @@ def _parts(text: str, name: str) -> list[str]:
     ):
         raise refused(name, "a path must be relative, with `/` between names, and without `..`")
     return parts
-
-
-def _not_there(name: str, error: OSError) -> CallError:
-    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
-        return refused(name, "it is not a plain file in plain folders")
-    return refused(name, f"it cannot be opened: {error.strerror}")

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -24,7 +24,7 @@ from operations._json import (
     object_of,
     text_of,
 )
-from operations._text import counted, hides_something
+from operations._text import counted, hides_something, printable, suggestion
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, read_changes
@@ -202,7 +202,7 @@ class Importer:
                     "%s: the credential %r does not belong to a security scheme of the document (it has %s)",
                     config.namespace,
                     name,
-                    known,
+                    printable(known),
                 )
         urls = [url for url in (config.base_url, address) if url is not None]
         self.client = ServiceClient(
@@ -227,13 +227,15 @@ class Importer:
         entries = list(self._exported()) if self._config.restore else self.description.entries()
         found = [self._read(entry) for entry in entries]
         names = self._names(found)
+        self._report_unknown({*names, *(each.spec.name for each in self._restored)})
         operations = [*self._restored, *self._created(found, names)]
-        self._warn_of_names(set(names))
         self._report_problems()
         hiding = [each.spec.id for each in operations if hides_something(each.spec.description)]
         if hiding:
             text = "%s: the descriptions of %s contain invisible characters, for example that of %s"
-            _LOGGER.warning(text, self._source, counted(len(hiding), "operation"), hiding[0])
+            _LOGGER.warning(
+                text, printable(self._source), counted(len(hiding), "operation"), hiding[0]
+            )
         return operations
 
     def _names(self, found: list[Declared]) -> list[str]:
@@ -249,6 +251,16 @@ class Importer:
             names = [unused_name(name, self._taken) if name in restored else name for name in names]
             self._taken.update(names)
         return names
+
+    def _report_unknown(self, names: set[str]) -> None:
+        """Warn of rules for operations that the document does not have: misspelled ones, and those that it had once."""
+        for key in ("rename", "pagination"):
+            rule: object = getattr(self._config, key)
+            for name in cast("Mapping[str, object]", rule) if isinstance(rule, Mapping) else ():
+                if name not in names:
+                    message = "%s: %s names %r, which is not an operation of the document.%s"
+                    near = suggestion(name, names)
+                    _LOGGER.warning(message, self._config.namespace, key, name, near)
 
     def _created(self, found: list[Declared], names: list[str]) -> Iterator[Operation]:
         """Yield the operations that the rules of the config select."""
@@ -269,7 +281,8 @@ class Importer:
         is_signed = config.auth is not None or "authorization" in map(str.lower, config.headers)
         description.problems += request_problems(description, self._entries, is_signed=is_signed)
         for problem in description.problems:
-            _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
+            text = f"{self._source}: {problem.where}: {problem.reason}"
+            _LOGGER.warning("%s", printable(text))
 
     def _exported(self) -> Iterator[DocumentOperation]:
         """Yield the entries without a usable extension; add the operations that extensions restore."""
@@ -309,23 +322,6 @@ class Importer:
             self.description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
             self._restored.append(self._bound(spec, endpoint))
-
-    def _warn_of_names(self, names: set[str]) -> None:
-        """Warn about rules for unknown operations, which are often misspelled."""
-        rules: dict[str, Any] = {
-            "rename": self._config.rename,
-            "pagination": self._config.pagination,
-        }
-        for key, rule in rules.items():
-            if isinstance(rule, Mapping):
-                named: list[str] = list(rule)  # pyright: ignore[reportUnknownArgumentType]
-                for name in set(named) - names:
-                    _LOGGER.warning(
-                        "%s: %s names %r, which is not an operation of the document",
-                        self._config.namespace,
-                        key,
-                        name,
-                    )
 
     def _ruled(
         self, declared: Declared, outline: OperationOutline, name: str

@@ -163,40 +163,12 @@ def value_at(data: Any, place: str) -> Any:
 
 
 def declared_paging(operation: JSONObject, responses: JSONObject) -> Paging | None:
-    """Return the paging that a document declares: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header."""
+    """Return the paging that a document declares: `x-ms-pageable`, or a `Link` header."""
     ms = object_of(operation.get("x-ms-pageable"))
     if link := text_of(ms.get("nextLinkName")):
         return URLPaging(next=pointer(link))
-    speakeasy = object_of(operation.get("x-speakeasy-pagination"))
-    if speakeasy:
-        return _speakeasy(speakeasy)
     for status, response in responses.items():
         headers = {str(name).lower() for name in object_of(object_of(response).get("headers"))}
         if status.startswith("2") and "link" in headers:
             return LinkPaging()
     return None
-
-
-def _speakeasy(node: JSONObject) -> Paging | None:
-    outputs = object_of(node.get("outputs"))
-    inputs = {
-        text_of(entry.get("type")): text_of(entry.get("name"))
-        for entry in map(object_of, list_of(node.get("inputs")))
-    }
-    items = _dotted(text_of(outputs.get("results")))
-    if node.get("type") == "cursor" and "cursor" in inputs:
-        return CursorPaging(
-            argument=inputs["cursor"], next=_dotted(text_of(outputs.get("nextCursor")))
-        )
-    if node.get("type") == "url":
-        return URLPaging(next=_dotted(text_of(outputs.get("nextUrl"))))
-    if "page" in inputs:
-        return PagePaging(argument=inputs["page"], items=items)
-    if "offset" in inputs:
-        return OffsetPaging(argument=inputs["offset"], limit=inputs.get("limit"), items=items)
-    return None
-
-
-def _dotted(path: str) -> str:
-    """Return `$.data.items` as a JSON pointer."""
-    return "".join("/" + token for token in path.removeprefix("$").split(".") if token)

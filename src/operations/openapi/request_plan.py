@@ -37,15 +37,15 @@ from operations.openapi.parameters import (
 )
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import describes_items, whole_schema
-from operations.openapi.reading.keywords import as_object, closed_object, is_file, with_null
-from operations.openapi.reading.model import (
-    Body,
-    Media,
-    Model,
-    Parameter,
-    Response,
-    ranked,
+from operations.openapi.reading.keywords import (
+    BASE64,
+    any_of,
+    as_object,
+    closed_object,
+    is_file,
+    with_null,
 )
+from operations.openapi.reading.model import Body, Media, Model, Parameter, ranked
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.openapi.transport import (
     Draft,
@@ -67,7 +67,6 @@ CONTENT_TYPE = "content_type"
 STREAM = "stream"
 """The property or parameter that requests a stream, if the document declares it as a boolean."""
 
-_BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
 _PATCH: JSONObject = {
     "description": "A JSON Patch: the changes in their order.",
     "type": "array",
@@ -185,11 +184,15 @@ class BodyPlan:
 
     def _without_stream(self, offered: Media) -> Media:
         """Return a media type without the requirement of the property `stream`, if this plan sets it."""
-        allows = partial(self._schemas.allows_boolean, value=bool(self._streams))
-        schema = self._schemas.without_required(offered.schema, STREAM, allows)
-        if schema is offered.schema:
+        form = self._schemas.flattened(offered.schema)
+        declared = form["properties"].get(STREAM)
+        is_ours = STREAM in form["required"] and self._schemas.allows_boolean(
+            declared, bool(self._streams)
+        )
+        if not is_ours or self._schemas.subtypes_of(offered.schema):
             return offered
         self._requires_stream = True
+        schema = self._schemas.without_required(offered.schema, STREAM)
         return msgspec.structs.replace(offered, schema=schema)
 
     def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
@@ -221,7 +224,7 @@ class BodyPlan:
         if len(self._media) == 1:
             return self._media[0]
         if is_file_value(value):
-            raw = [m for m in self._media if not _takes_objects(m.media_type)] or self._media
+            raw = [m for m in self._media if not media.takes_objects(m.media_type)] or self._media
             return next((m for m in raw if self._is_bytes(m)), raw[0])
         for offered in self._media:
             if media.is_multipart(offered.media_type) and self._is_upload(offered, value):
@@ -232,14 +235,16 @@ class BodyPlan:
         kind = offered.media_type
         if media.is_json_patch(kind) and not is_list(value) and self._patches:
             return False
-        if self._is_uniform and is_object(value) and _takes_objects(kind):
+        if self._is_uniform and is_object(value) and media.takes_objects(kind):
             return True
-        if isinstance(value, str) and self._is_bytes(offered) and not _takes_objects(kind):
+        if isinstance(value, str) and self._is_bytes(offered) and not media.takes_objects(kind):
             return is_base64(value)
         return self._check(offered).check(without_files(value))
 
     def _is_upload(self, form: Media, value: Any) -> bool:
         """Return whether `value` contains a file that only a form supports."""
+        if without_files(value) != value:
+            return True
         if not is_object(value):
             return False
         others = [m for m in self._media if m is not form and media.is_json(m.media_type)]
@@ -268,17 +273,17 @@ class BodyPlan:
 
     def _alone(self, offered: Media) -> JSONSchema:
         draft = self._schemas.draft(_direction(offered))
-        return draft.close(_union(list(self._members(draft, offered))))
+        return draft.close(any_of(self._members(draft, offered)))
 
     def _schema(self, draft: SchemaDraft) -> JSONObject:
         members = [m for offered in self._media for m in self._members(draft, offered)]
-        return _union(members)
+        return any_of(members)
 
     def _members(self, draft: SchemaDraft, offered: Media) -> Iterator[JSONObject]:
         """Yield the schemas of the bodies for one media type."""
         kind = offered.media_type
         converted = draft.convert(whole_schema(offered), _direction(offered))
-        if _takes_objects(kind) or describes_items(offered):
+        if media.takes_objects(kind) or describes_items(offered):
             yield as_object(converted)
             if media.is_json_patch(kind) and self._patches:
                 node = self._schemas.resolve(offered.schema)
@@ -288,7 +293,7 @@ class BodyPlan:
         elif self._is_bytes(offered):
             # The caller may choose one of several types.
             is_named = media.is_range(kind) or self._schemas.files_root is not None
-            yield self._schemas.file_schema if is_named else _BASE64
+            yield self._schemas.file_schema if is_named else BASE64
         elif media.is_text(kind):
             # An object schema for XML describes the document tree, but the argument is its text.
             is_string = object_of(converted).get("type") == "string"
@@ -325,7 +330,7 @@ class BodyPlan:
         needed: list[str] = []
         for part, headers in chosen.part_headers.items():
             own = {
-                header.name: described(as_object(draft.convert(header.schema)), header, header.name)
+                header.name: header.described(as_object(draft.convert(header.schema)))
                 for header in headers
             }
             required = [
@@ -356,7 +361,7 @@ class BodyPlan:
     def _flattened(self) -> list[str]:
         """Return the names of the body's properties, if it is a plain object."""
         first = self._media[0]
-        if not _takes_objects(first.media_type):
+        if not media.takes_objects(first.media_type):
             return []
         schema = self._schemas.resolve(first.schema)
         is_union = not schema.keys().isdisjoint({"oneOf", "anyOf", "not", "if"})
@@ -365,37 +370,9 @@ class BodyPlan:
         return list(self._schemas.flattened(first.schema)["properties"])
 
 
-def _takes_objects(kind: str) -> bool:
-    """Return whether an object can be sent in this media type."""
-    return media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind)
-
-
 def _direction(offered: Media) -> Direction:
     """Return the direction of the schemas of a media type."""
     return Direction.REQUEST if media.is_json(offered.media_type) else Direction.UPLOAD
-
-
-def _union(members: list[JSONObject]) -> JSONObject:
-    """Return a schema that matches any of `members`."""
-    distinct: list[JSONObject] = []
-    for member in members:
-        if member not in distinct:
-            distinct.append(member)
-    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
-
-
-def described(schema: JSONObject, parameter: Parameter, argument: str) -> JSONObject:
-    """Return `schema` with the document's description of the parameter."""
-    notes: JSONObject = {}
-    if parameter.description:
-        notes["description"] = parameter.description
-    if parameter.deprecated:
-        notes["deprecated"] = True
-    if argument != parameter.name:
-        text = notes.get("description") or schema.get("description") or ""
-        where = f"Sent as the {parameter.place} parameter {parameter.name!r}."
-        notes["description"] = f"{text} {where}".strip()
-    return {**schema, **notes} if notes else schema
 
 
 SAVE_TO = "save_to"
@@ -471,7 +448,7 @@ class RequestPlan:
         self.takes_files = self._body is not None and self._body.takes_files
         """Whether a declared body supports files."""
 
-        self.returns_files = any(map(_is_file_response, model.responses))
+        self.returns_files = any(response.is_file for response in model.responses)
         """Whether a response that is neither JSON nor text is declared."""
 
     def _choose_response(self, *, streams: bool) -> None:
@@ -507,7 +484,7 @@ class RequestPlan:
                 schema = {**schema, "default": argument.only_value}
             elif parameter.required and argument.name not in (*self._only_values, *self._forced):
                 required.append(argument.name)
-            properties[argument.name] = described(schema, parameter, argument.name)
+            properties[argument.name] = parameter.described(schema, argument.name)
         if self._body is not None:
             self._body.describe(draft, properties, required)
         if self.returns_files and self._schemas.files_root is not None:
@@ -574,15 +551,6 @@ class RequestPlan:
             message = f"The path argument {name!r} is missing."
             raise invalid_argument(pointer(name), message, "required")
         return path_argument(argument.name, argument.parameter, arguments[argument.name])
-
-
-def _is_file_response(response: Response) -> bool:
-    is_good = response.status[:1] == "2" or response.status == "default"
-    kinds = [offered.media_type for offered in response.media]
-    return is_good and any(
-        not media.is_json(kind) and not media.is_text(kind) and not media.is_sequence(kind)
-        for kind in kinds
-    )
 
 
 def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:

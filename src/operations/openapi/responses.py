@@ -4,8 +4,8 @@ Rule 1: memory stays below the limit, also for compressed responses: decompressi
 """
 
 import asyncio
-import binascii
 import codecs
+import json
 import re
 import zlib
 from base64 import b64encode
@@ -58,13 +58,6 @@ _SUPERSETS = {
     "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
 }  # fmt: skip
 """Charsets whose names servers and browsers use for larger ones (WHATWG Encoding)."""
-
-_WIDTHS = {
-    b"\0\0\0\1": "utf-32-be",
-    b"\1\0\0\0": "utf-32-le",
-    b"\0\1\0\1": "utf-16-be",
-    b"\1\0\1\0": "utf-16-le",
-}
 
 
 async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> AsyncGenerator[bytes]:
@@ -241,12 +234,12 @@ def read_data(
         return "" if described.is_text else None
     if media.is_json(content_type):
         return json_data(content, content_type, max_values)
-    if described.is_json and (media.is_text(content_type) or media.says_nothing(content_type)):
+    if described.is_json and (media.is_text(content_type) or media.is_unspecific(content_type)):
         try:
             data = json_data(content, content_type, max_values)
         except CallError as error:
             if error.code == ErrorCode.RESOURCE_EXHAUSTED or not (
-                media.says_nothing(content_type)
+                media.is_unspecific(content_type)
                 or described.replaces_json(_text(content, content_type), content_type)
             ):
                 raise
@@ -258,8 +251,8 @@ def read_data(
         return _text(content, content_type)
     if described.is_base64:
         # Some servers send the bytes themselves.
-        with suppress(binascii.Error):
-            return from_base64(content)
+        with suppress(ValueError):
+            return from_base64(b"".join(content.split()))
     return content
 
 
@@ -306,14 +299,12 @@ def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
         if content.startswith(mark):
             return content[len(mark) :].decode(encoding, errors)
     charset = media.parameter_of(content_type, "charset")
-    if not charset and media.is_json(content_type):
-        # JSON begins with ASCII, so zeros among the first bytes show the encoding.
-        charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
-    elif not charset and media.is_xml(content_type):
+    default = json.detect_encoding(content) if media.is_json(content_type) else "utf-8"
+    if not charset and media.is_xml(content_type):
         found = _DECLARED.match(content)
         charset = found[1].decode() if found is not None else ""
     try:
-        text = _decoded_text(content, charset or "utf-8")
+        text = _decoded_text(content, charset or default)
         # Some codecs of Python that are no charsets produce text that cannot be encoded.
         text.encode()
     except (LookupError, ValueError):

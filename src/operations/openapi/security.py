@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import NoneType
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -57,7 +58,7 @@ _FLOWS: dict[type[OAuthClient], str] = {
 _MAX_WARNED = 1_000
 """The number of hosts that are reported as not receiving credentials; a document and its API may name any number."""
 
-_INSTEAD = "Set a token in credentials, or a function that returns the caller's token."
+_UNUSABLE = "The credential is not text, or is empty."
 
 
 class TokenRefusedError(CallError):
@@ -145,14 +146,8 @@ class TokenSource:
         }
         add_client(headers, fields, client.client_id, client.client_secret, client.send_in)
         url, body = await self._url(), urlencode(fields).encode()
-        try:
-            is_named = client.token_url is not None
-            return object_of(await self.security.fetch("POST", url, headers, body, is_named))
-        except TokenRefusedError as error:
-            hint = self._hint()
-            if not hint:
-                raise
-            raise TokenRefusedError(f"{error.message} {hint}") from error
+        is_named = client.token_url is not None
+        return object_of(await self.security.fetch("POST", url, headers, body, is_named))
 
     async def _url(self) -> str:
         """Return the token endpoint.
@@ -168,7 +163,7 @@ class TokenSource:
             if not declared:
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
-                    f"The document names no token endpoint: set token_url. {self._hint()}".rstrip(),
+                    "The document names no token endpoint: set token_url, or a token in credentials.",
                 )
             url = joined_url(self.security.base, declared)
             if not self.security.is_trusted(url):
@@ -179,14 +174,6 @@ class TokenSource:
                 )
             self._found = url
         return self._found
-
-    def _hint(self) -> str:
-        """Return advice if every flow in the document needs a person; else an empty text."""
-        flows = object_of(self.scheme.get("flows"))
-        wanted = _FLOWS.get(type(self.credentials), "")
-        if not flows or not wanted or wanted in flows:
-            return ""
-        return f"It declares {' and '.join(flows)}, where a person signs in. {_INSTEAD}"
 
     async def _declared(self) -> str:
         flows = object_of(self.scheme.get("flows"))
@@ -290,7 +277,6 @@ class Security:
             **{name: partial(_of_call, value) for name, value in config.call_headers.items()},
         }
         self._base_query = urlsplit(config.base_url or "").query
-        self._has_functions = any(callable(value) for value in self._headers.values())
         self._sources: dict[bytes, TokenSource] = {}
         self._warned: set[Origin] = set()
         self.is_empty = self._auth is None and not self._credentials and not self._headers
@@ -339,17 +325,14 @@ class Security:
         for name in known:
             if self._key_of(name) in parameters:
                 schemes.setdefault(name, [])
-        given = [known[name] for name in schemes]
+        given = [*self._headers.values(), *(known[name] for name in schemes)]
         if self._auth is not None:
             given.append(_auth_secret(self._auth))
         # A user name and password may have to be exchanged for a token.
-        is_fixed = not self._has_functions and all(isinstance(each, str) for each in given)
-        return SecurityPlan(schemes, is_fixed)
+        return SecurityPlan(schemes, is_fixed=all(isinstance(each, str) for each in given))
 
     async def _headers_of(self, context: OperationContext) -> Mapping[str, str]:
         """Return the configured headers of one call."""
-        if not self._has_functions:
-            return cast("Mapping[str, str]", self._headers)
         found = {name: await _secret(value, context) for name, value in self._headers.items()}
         return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -391,13 +374,9 @@ class Security:
         for name, scopes in plan.schemes.items():
             await self._apply(signature, name, [text_of(s) for s in list_of(scopes)], context)
         if self._auth is not None:
-            auth, secret = self._auth, _auth_secret(self._auth)
-            token = await _secret(secret, context)
-            if isinstance(secret, CallerToken) and secret.exchange is not None:
-                signature.tokens.append(secret)
+            token = await _credential(signature, _auth_secret(self._auth), context)
             if token is not None:
-                _enforce_usable(token)
-                _apply_auth(signature, auth, token)
+                _apply_auth(signature, self._auth, token)
         signature.headers = merged_headers(signature.headers)
         for name, value in signature.headers.items():
             enforce_header(name, value)
@@ -410,14 +389,10 @@ class Security:
         self, signature: RequestCredentials, name: str, scopes: list[str], context: OperationContext
     ) -> None:
         """Add the credential of the security scheme `name`."""
-        scheme, credential = object_of(self._schemes.get(name)), self._credentials[name]
-        if isinstance(credential, CallerToken) and credential.exchange is not None:
-            signature.tokens.append(credential)
-        if callable(credential):
-            credential = credential_of(await _secret(credential, context))
-            if credential is None:
-                return
-            _enforce_usable(credential)
+        scheme = object_of(self._schemes.get(name))
+        credential = await _credential(signature, self._credentials[name], context)
+        if credential is None:
+            return
         kind = text_of(scheme.get("type"))
         if isinstance(credential, BasicCredential) and kind in {"oauth2", "openIdConnect"}:
             # For OAuth2, user name and password are used to obtain a token.
@@ -494,16 +469,18 @@ def _add_pair(pairs: list[str], name: str, key: str) -> None:
         pairs.append(f"{name}={quote(key, safe='')}")
 
 
-def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: str) -> None:
-    if auth.type == "basic":
-        token = _basic(token)
+def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: Any) -> None:
+    is_login = auth.type == "basic" and isinstance(token, BasicCredential)
+    if not is_login and not isinstance(token, str):
+        raise CallError(ErrorCode.ACCESS_DENIED, _UNUSABLE)
+    secret = _basic(token) if auth.type == "basic" else cast("str", token)
     if auth.type == "apiKey":
-        value = f"{auth.prefix or ''}{token}"
+        value = f"{auth.prefix or ''}{secret}"
     else:
         word = auth.type.capitalize() if auth.prefix is None else auth.prefix
-        value = f"{word} {token}" if word else token
+        value = f"{word} {secret}" if word else secret
     signature.headers[_auth_header(auth)] = value
-    signature.secrets.append(token)
+    signature.secrets.append(secret)
 
 
 def _auth_secret(auth: HTTPAuth) -> Any:
@@ -523,11 +500,25 @@ def _basic(credential: Any) -> str:
     return base64.b64encode(text.encode()).decode() if ":" in text else text
 
 
-def _enforce_usable(credential: Any) -> None:
-    """Raise `ACCESS_DENIED` if a function returned another object than a credential, whose repr would be sent."""
-    is_text = isinstance(credential, str) and bool(credential)
-    if not is_text and not isinstance(credential, (BasicCredential, OAuthClient)):
-        raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not text, or is empty.")
+async def _credential(signature: RequestCredentials, source: Any, context: OperationContext) -> Any:
+    """Return a credential, or the result of its function for this caller; None if the caller has none.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if the function fails, or returns another object, whose repr would be sent.
+    """
+    if not callable(source):
+        return source
+    if isinstance(source, CallerToken) and source.exchange is not None:
+        signature.tokens.append(source)
+    given = await _secret(source, context)
+    try:
+        found = credential_of(given)
+    except ValueError as error:
+        raise CallError(ErrorCode.ACCESS_DENIED, _UNUSABLE) from error
+    is_text = isinstance(found, str) and bool(found)
+    if not is_text and not isinstance(found, (BasicCredential, OAuthClient, NoneType)):
+        raise CallError(ErrorCode.ACCESS_DENIED, _UNUSABLE)
+    return found
 
 
 async def _secret(source: Any, context: OperationContext) -> Any:

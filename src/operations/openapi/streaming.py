@@ -49,6 +49,9 @@ MAX_PAUSE = 30.0
 """The longest pause before reconnecting, in seconds, even if the server asks for more."""
 
 _PAUSE = 0.25
+_PIECE = 4096
+"""Bytes of a stream that are decoded at a time, so that thousands of tiny items do not block the event loop."""
+
 _REMEMBERED = 1000
 _SHOWN = 1000
 """The largest number of characters of an incomplete item in an error."""
@@ -350,7 +353,7 @@ class EventStream:
             draft.headers = merged_headers(draft.headers, {"Last-Event-ID": self._last_id})
         self._has_head = False
         request = self.client.stream(draft, self.context, self._failures)
-        async with request as (response, chunks, secrets):
+        async with request as (response, chunks, secrets), aclosing(_pieces(chunks)) as pieces:
             self._has_head = True
             kind = response.headers.get("content-type", "")
             if response.status in EMPTY:
@@ -360,9 +363,9 @@ class EventStream:
             self._meta = meta_of(response, secrets)
             is_resumable = media.essence(kind) == media.EVENT_STREAM
             if is_resumable:
-                items = self._events(chunks)
+                items = self._events(pieces)
             elif media.is_sequence(kind):
-                items = self._lines(chunks)
+                items = self._lines(pieces)
             else:
                 items = self._single(response)
             async with aclosing(items):
@@ -464,6 +467,15 @@ class EventStream:
             # A server that restarts repeats the first ids, a server with overlap the last ids, so the ids in between
             # can be dropped.
             del self._seen[list(self._seen)[_REMEMBERED // 2]]
+
+
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield chunks in pieces that cannot contain many items, and let other tasks run between them."""
+    async for chunk in chunks:
+        for start in range(0, len(chunk), _PIECE):
+            if start:
+                await asyncio.sleep(0)
+            yield chunk[start : start + _PIECE]
 
 
 def _line(line: bytes) -> tuple[Any, bool]:

@@ -6,8 +6,7 @@
     queue     `enqueue` reaches exactly one consumer of a queue; the broker guarantees the sender as well
     presence  `is_present` checks with the broker whether a receiver listens at an address
 
-Rule 1: a message is the JSON text of one event. Transports do not decode it, except that a socket reads `type` to
-        distinguish requests from other events.
+Rule 1: a message is the JSON text of one event. Transports do not decode it, except that some read its `type`.
 Rule 2: delivery is at most once. A transport never repeats a message that may have arrived.
 Rule 3: a transport reconnects automatically and restores its subscriptions and consumers.
 """
@@ -29,6 +28,16 @@ logger = logging.getLogger("operations")
 
 PUT_TYPE = "call.requested"
 """The type of the events in queues. All other events are sent to mailboxes and topics."""
+
+
+class EventFrame(msgspec.Struct):
+    """The parts of an event that a transport needs; the payload is not decoded, because it may have any size."""
+
+    type: str = ""
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+decode_frame = msgspec.json.Decoder(EventFrame).decode
 
 
 class Claim(Protocol):
@@ -268,9 +277,9 @@ class EventTarget(Protocol):
         ...
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
-        """Send a message to one of the consumers of `queue`.
+        """Send a message to one of the consumers of `queue`, or to a specific one.
 
         Args:
             queue: The name of the queue.
@@ -278,6 +287,7 @@ class EventTarget(Protocol):
             key: Identifies the message; the broker may drop another message with the same key.
             reply_to: The mailbox for replies, and for the notification that there is no consumer.
             wait: Seconds to wait for a connection while there is none.
+            worker: The address of the consumer; by default the target or the broker chooses one.
 
         Returns:
             A receipt for `is_waiting`, or an empty string.
@@ -289,13 +299,6 @@ class EventTarget(Protocol):
             TransportError: If it is unknown whether the message was delivered.
         """
         ...
-
-    async def send_request(
-        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> str:
-        """Send a message of a queue to one of its consumers, by its address; otherwise as `enqueue`."""
-        await self.send(worker, body)
-        return ""
 
     async def is_present(self, address: str) -> bool:
         """Return whether a process listens at `address`, even if it is busy; False for a malformed address.
@@ -326,8 +329,8 @@ class EventTarget(Protocol):
         return
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store a message that crashed every worker which received it, for an operator."""
-        ...
+        """Store a message that crashed every worker which received it, for an operator; by default it is dropped."""
+        return
 
     # ---------------------------------------------------------------------------------------- administration
 
@@ -394,6 +397,10 @@ async def wait_until(connected: asyncio.Event, seconds: float | None, failure: s
         raise NotSentError(failure) from None
 
 
+SEND_SECONDS = 3.0
+"""Seconds that a reply waits for a connection that is being restored."""
+
+
 class BrokerTarget(EventTarget):
     """A client of a broker, which belongs to one event loop.
 
@@ -434,7 +441,7 @@ class BrokerTarget(EventTarget):
             raise NotSentError("the connection was closed: connect again")
         enforce_loop(self._loop)
 
-    async def ready(self, wait: float) -> None:
+    async def ready(self, wait: float = SEND_SECONDS) -> None:
         """Wait until the connection is restored; raise `NotSentError` if that takes too long."""
         if not self.connected.is_set():
             self.enforce_usable()

@@ -30,9 +30,6 @@ NOT_PERMITTED = (
     "client=, or add the missing permission, see Permissions in docs/calls.md"
 )
 
-_NOT_PERMITTED = ("has no permissions", "user executing the script can't", "ACL failure in script")
-"""Parts of the errors of Redis and Valkey for commands, and for the commands of a script."""
-
 ANY_CLIENT = "any"
 """The default name of clients."""
 
@@ -239,17 +236,6 @@ class NatsConfig(BrokerConfig):
             "tls": self.tls or self.tls_context(),
         }
         return {**{key: value for key, value in named.items() if value is not None}, **self.options}
-
-
-def refusal(error: Exception) -> str:
-    """Return the reason why Redis rejected a command."""
-    if hasattr(error, "slot_id"):
-        # The text is only the slot and the address.
-        return f"the shard has moved, slot {error}"
-    # The error of a script also contains its digest and a line number.
-    if any(text in str(error) for text in _NOT_PERMITTED):
-        return NOT_PERMITTED
-    return "it has no free memory (maxmemory)" if "'maxmemory'" in str(error) else str(error)
 
 
 def connect_failure(

@@ -260,13 +260,23 @@ class Recent:
         self._newer: dict[str, tuple[bytes, str]] = {}
         self._older: dict[str, tuple[bytes, str]] = {}
         self._half = self._left = max_bytes // 2
-        self.add = self._ids.add
-        """Store the id of a request; return False if it was already stored."""
+        self._fenced: BoundedSet | None = None
         self.forget = self._ids.discard
         """Remove the id of a request that was rejected without running, so that it may be sent again."""
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def add(self, request_id: str, resends: int = 0) -> bool:
+        """Store the id of a request; return False if it was already stored, or this copy of it was fenced."""
+        if self._fenced is not None and f"{request_id} {resends}" in self._fenced:
+            return False
+        return self._ids.add(request_id)
+
+    def fence(self, request_id: str, resends: int) -> None:
+        """Reject one copy of a request when it arrives."""
+        self._fenced = self._fenced or BoundedSet(MAX_IDS)
+        self._fenced.add(f"{request_id} {resends}")
 
     def never_had(self, request_id: str, age: float) -> bool:
         """Return whether the request has certainly not arrived in the last `age` seconds."""

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from secrets import token_hex
 
 from operations._json import MAX_REQUEST_VALUES
-from operations._text import enforce_lists
 from operations.errors import NoReceiverError, NotSentError
 from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver
 from operations.pubsub.delivery import BoundedSet
@@ -61,7 +60,6 @@ class MemoryTarget(EventTarget):
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
-        enforce_lists(addresses=addresses)
         return self._register(self._listeners, addresses, receiver)
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
@@ -91,7 +89,7 @@ class MemoryTarget(EventTarget):
             receiver.receive(Delivery(body))
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
         """Deliver `body` to one consumer; drop it if its key was already used.
 
@@ -101,6 +99,9 @@ class MemoryTarget(EventTarget):
         """
         if self._loop is not asyncio.get_running_loop():
             self._enter_loop()
+        if worker:
+            await self.send(worker, body)
+            return ""
         consumers = self._consumers.get(queue)
         if not consumers:
             raise NoReceiverError(

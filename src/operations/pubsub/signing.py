@@ -28,6 +28,11 @@ logger = logging.getLogger("operations")
 MAX_AGE = 900.0
 """The largest difference in seconds between the time of a message and the local clock. Clocks may differ by minutes."""
 
+SIGNING_ADVICE = (
+    "Workers and callers need the same secret=, or none, and clocks that differ by less than"
+    f" {MAX_AGE / 60:g} minutes"
+)
+
 _MIN_SECRET = 16
 
 WINDOW = 4096
@@ -48,10 +53,6 @@ class Signer:
 
     Every signer numbers its messages within its own epoch; a restarted process begins a new epoch.
 
-    Attributes:
-        lateness: Seconds from the time of the last verified message to the time of the local clock, if its signature
-            was right; otherwise 0.
-
     Raises:
         ValueError: If the secret is too short.
     """
@@ -65,7 +66,6 @@ class Signer:
         self._key = key
         self._epoch = token_hex(_EPOCH // 2).encode()
         self._numbers = count(1)
-        self.lateness = 0.0
 
     def sign(self, body: bytes, address: str) -> bytes:
         """Return `body`, a JSON object, with its signature for one address."""
@@ -76,7 +76,6 @@ class Signer:
 
     def verify(self, text: bytes, address: str, senders: "Senders") -> bytes | None:
         """Return the body of a message that is signed for `address` and valid now; otherwise None."""
-        self.lateness = 0.0
         trailer = text[-_LENGTH:]
         if not trailer.startswith(_START) or not trailer.endswith(_END):
             return None
@@ -87,8 +86,7 @@ class Signer:
             return None
         epoch, number, stamp = head.split(b".")
         sent_at = int(stamp) / 1000
-        self.lateness = time() - sent_at
-        is_fresh = abs(self.lateness) <= MAX_AGE
+        is_fresh = abs(time() - sent_at) <= MAX_AGE
         return body if is_fresh and senders.add(epoch, int(number), sent_at) else None
 
     def _sign(self, head: bytes, address: str, body: bytes) -> str:
@@ -187,36 +185,24 @@ class SignedTarget:
         await self._target.send(address, self.signer.sign(body, address))
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
         """Sign and enqueue a request."""
-        text = self.signer.sign(body, _queue(queue))
-        return await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
-
-    async def send_request(
-        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> str:
-        """Sign and send a request to one worker."""
-        text = self.signer.sign(body, worker)
-        return await self._target.send_request(worker, text, key=key, reply_to=reply_to, wait=wait)
+        text = self.signer.sign(body, worker or _queue(queue))
+        return await self._target.enqueue(
+            queue, text, key=key, reply_to=reply_to, wait=wait, worker=worker
+        )
 
     def refuse(self) -> None:
         """Count and log a dropped message; its sender receives no reply."""
         self.forged += 1
-        lateness = self.signer.lateness
-        if abs(lateness) > MAX_AGE:
-            side = "ahead of" if lateness > 0 else "behind"
-            reason = (
-                f"it is old, or the clock of this process is {abs(lateness):.0f} s {side} the clock of its sender. The"
-                f" clocks of workers and callers may differ by {MAX_AGE / 60:g} minutes"
-            )
-        else:
-            reason = (
-                "its signature is missing, wrong, repeated or for another address. Workers and callers need the same"
-                " secret=, or none"
-            )
-        level = self._refusals.level()
-        logger.log(level, "a message was dropped: %s (%d dropped so far)", reason, self.forged)
+        logger.log(
+            self._refusals.level(),
+            "a message was dropped: its signature is missing, wrong, repeated, old or for another address. %s"
+            " (%d dropped so far)",
+            SIGNING_ADVICE,
+            self.forged,
+        )
 
 
 class _Verifying:

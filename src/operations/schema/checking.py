@@ -24,6 +24,7 @@ import jsonschema_rs
 
 from operations._json import as_json, escape, is_list, object_of, unescape
 from operations._references import reachable, reference_of
+from operations._text import printable
 from operations.errors import SchemaError
 from operations.schema.compiling import BoundPatterns, Graph, compile_schema, measured
 from operations.schema.references import (
@@ -203,10 +204,8 @@ class SharedDefinitions:
         found = self._targets.get(reference)
         if found is None:
             try:
-                site = self.document.resolve(reference)
-                if site is None:
-                    raise SchemaError(f"{reference!r} refers to nothing")
-                found = self._accepts_at(site)
+                # Every reference was resolved when its definition was added.
+                found = self._accepts_at(cast("Site", self.document.resolve(reference)))
             except SchemaError as error:
                 found = _unusable(error)
             self._targets[reference] = found
@@ -319,7 +318,9 @@ def _keyword(shared: SharedDefinitions) -> type[Any]:
 
 def _unusable(error: SchemaError) -> Accepts:
     """Return the test for a part that cannot be compiled: it accepts any value, with a warning."""
-    _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
+    _logger.warning(
+        "A schema cannot be used and accepts any value instead: %s", printable(str(error))
+    )
     return lambda _value: True
 
 
@@ -400,7 +401,8 @@ class Checker:
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
             # As an absolute reference: a relative one would be resolved against itself.
             root_schema[self.document.dialect.id_keyword] = self.document.uri
-        self.recursive = Graph(self.document, shared.graph if shared else None).recursive
+        graph = Graph(self.document, shared.graph if shared else None)
+        self.recursive = graph.is_recursive(above)
         if shared is None:
             self.accepts = self._build(root_schema)
         else:

@@ -361,11 +361,6 @@ class Graph:
         """Whether the references of any schema are recursive."""
         return bool(self._recursive)
 
-    @property
-    def recursive(self) -> bool:
-        """Whether its references are recursive, so that validation is as deep as the data."""
-        return self.is_recursive(self._document.root.pointer)
-
     def is_recursive(self, place: str) -> bool:
         """Return whether the references of a schema are recursive."""
         return place in self._recursive or (

@@ -31,8 +31,9 @@ from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
-from operations.schema.plans import MISSING, Plan, scalar_types
+from operations.schema.plans import MISSING, Plan
 from operations.schema.references import is_annotation
+from operations.schema.values import scalar_types
 from operations.types import JSONObject, JSONSchema
 
 _logger = logging.getLogger("operations")
@@ -49,11 +50,6 @@ class CompiledSchema(Checker):
         """The types all of whose values are valid, so that they need neither a check nor a cast."""
         plan = self.plan
         return scalar_types(plan.types or ()) & _ALWAYS_JSON if plan.is_bare else frozenset()
-
-    @property
-    def open_containers(self) -> frozenset[type]:
-        """The types of containers that are valid with any JSON content."""
-        return self.plan.open_containers
 
     @property
     def flat(self) -> Callable[[bytes], JSONObject] | None:
@@ -82,17 +78,12 @@ class CompiledSchema(Checker):
     def _caches(self) -> Caches:
         return caches_of(self.scope, "cast")
 
-    def normaliser(self, policy: CastPolicy, *, owns: bool = False) -> Normalise:
-        """Return the cast under `policy`, which is created once.
-
-        Args:
-            policy: The handling of values that do not match.
-            owns: Whether the values are JSON that is not used elsewhere, so that unchanged values need no copy.
-        """
+    def normaliser(self, policy: CastPolicy) -> Normalise:
+        """Return the cast under `policy`, which is created once."""
         found = self.normalisers.get(policy)
         if found is None:
             found = self.normalisers[policy] = Normaliser(self, policy)
-        return found.normalise_own if owns else found.normalise
+        return found.normalise
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location."""
@@ -259,12 +250,14 @@ class Schema:
         try:
             compiled = self._sharing() or CompiledSchema(self.document, drop_patterns=True)
         except SchemaError as error:
-            _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
+            _logger.warning(
+                "A schema cannot be used and accepts any value instead: %s", printable(str(error))
+            )
             compiled = CompiledSchema(True)
         if compiled.dropped:
             _logger.warning(
                 "Patterns that cannot be run safely are not checked: %s",
-                "; ".join(compiled.dropped),
+                printable("; ".join(compiled.dropped)),
             )
         return compiled
 

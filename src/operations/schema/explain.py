@@ -122,20 +122,12 @@ def explain(
     planner: Planner, root: Site, value: Any, limit: int = MAX_FAULTS
 ) -> list[ValidationIssue]:
     """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects."""
-    walk = _Walk(planner)
     found: dict[ValidationIssue, None] = {}
-    try:
-        for issue in walk.issues(root, value, ""):
-            found[issue] = None
-            if len(found) == limit:
-                break
-    except _ExhaustedError:
-        pass
+    for issue in _Walk(planner).issues(root, value, ""):
+        found[issue] = None
+        if len(found) == limit:
+            break
     return list(found) or [ValidationIssue("", "does not match the schema", "schema")]
-
-
-class _ExhaustedError(Exception):
-    """No steps are left."""
 
 
 class _Walk:
@@ -148,11 +140,9 @@ class _Walk:
 
     def issues(self, site: Site, value: Any, path: str) -> Iterator[ValidationIssue]:
         """Yield the failures of `value`, located at `path`, against one schema."""
-        if (site.pointer, path) in self._seen:
+        if (site.pointer, path) in self._seen or len(self._seen) >= _MAX_STEPS:
             return
         self._seen.add((site.pointer, path))
-        if len(self._seen) > _MAX_STEPS:
-            raise _ExhaustedError
         if site.schema is False:
             yield ValidationIssue(path, "is not allowed here", "false")
             return

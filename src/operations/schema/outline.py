@@ -13,17 +13,25 @@ from operations._references import followed
 from operations.schema.document import Schema
 from operations.types import JSONObject, JSONSchema
 
+_MAX_PLACES = 100_000
+"""Places of one document that are examined: a few definitions that refer to each other have endlessly many paths."""
+
 
 class Outline:
     """One place in a schema, with its document."""
 
-    __slots__ = ("_root", "names", "reference", "schema")
+    __slots__ = ("_left", "_root", "names", "reference", "schema")
 
     def __init__(
-        self, schema: JSONSchema, root: JSONObject | None = None, names: tuple[str, ...] = ()
+        self,
+        schema: JSONSchema,
+        root: JSONObject | None = None,
+        names: tuple[str, ...] = (),
+        left: Iterator[int] | None = None,
     ) -> None:
         here: JSONObject = {} if isinstance(schema, bool) else schema
         self._root = here if root is None else root
+        self._left = iter(range(_MAX_PLACES)) if left is None else left
         self.schema, passed = followed(here, self._root)
         self.reference = passed[-1] if passed else None
         """The reference to the definition at this place, if any."""
@@ -37,7 +45,7 @@ class Outline:
 
     def inner(self, schema: Any) -> "Outline":
         """Return a schema inside this one."""
-        return Outline(object_of(schema), self._root, self.names)
+        return Outline(object_of(schema), self._root, self.names, self._left)
 
     @property
     def standalone(self) -> JSONObject:
@@ -51,8 +59,8 @@ class Outline:
 
     @property
     def is_recursive(self) -> bool:
-        """Whether the path to this place contains the same definition twice."""
-        return len(set(self.names)) < len(self.names)
+        """Whether the path to this place contains the same definition twice, or the document has too many places."""
+        return len(set(self.names)) < len(self.names) or next(self._left, None) is None
 
     @property
     def description(self) -> str:

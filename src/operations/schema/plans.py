@@ -9,7 +9,7 @@ Rule 2: plans are created when data first needs them, and cached. Their number i
 """
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ from operations._json import is_list, is_object, object_of
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
-from operations.schema.values import has_type, identity, type_of
+from operations.schema.values import has_type, identity, scalar_types, type_of
 from operations.types import JSONObject
 
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
@@ -569,23 +569,6 @@ class _Children(dict[str, Plan | None]):
         if is_named or len(self) < (_MAX_SHARED if is_rest else _MAX_NAMES):
             self[name] = found
         return found
-
-
-_PYTHON: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "object": (),
-    "array": (),
-}
-
-
-@lru_cache
-def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
-    """Return the Python types of the scalars among the JSON types `names`."""
-    return frozenset(kind for name in names for kind in _PYTHON[name])
 
 
 def _takes_no_container(plan: Plan) -> bool:

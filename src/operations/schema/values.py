@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Iterator, Sized
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from operator import ge, gt, le, lt
 from typing import Any
 
-from operations._json import canonical, is_list, is_object, kind_of
+from operations._json import SCALARS, canonical, is_list, is_object, kind_of
 from operations.schema.compiling import text_test
 from operations.types import JSONObject
 
@@ -85,20 +86,33 @@ ARTICLES = {
 }
 
 
+_NAMES: dict[type, tuple[str, ...]] = {
+    str: ("string",),
+    int: ("integer", "number"),
+    float: ("number",),
+    bool: ("boolean",),
+    type(None): ("null",),
+    dict: ("object",),
+    list: ("array",),
+}
+"""The JSON types of the values of each Python type."""
+
+
 def has_type(value: Any, name: Any) -> bool:
-    """Return whether a JSON value is of the type that `name` names; a float without a fraction is an integer."""
-    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-    if name == "string":
-        return kind is str
-    if name == "number":
-        return kind is int or kind is float
-    if name == "integer":
-        return kind is int or (kind is float and value.is_integer())
-    if name == "boolean":
-        return kind is bool
-    if name == "null":
-        return value is None
-    return kind is (dict if name == "object" else list if name == "array" else None)
+    """Return whether a JSON value is of the type that `name` names; a float without a fraction is an integer.
+
+    False for a name that is no JSON type: the schema may be a third party's, which is not compiled yet.
+    """
+    kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if name == "integer" and kind is float:
+        return bool(value.is_integer())
+    return name in _NAMES.get(kind, ())
+
+
+@lru_cache
+def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
+    """Return the Python types of the scalars among the JSON types `names`."""
+    return frozenset(kind for kind in SCALARS if not set(names).isdisjoint(_NAMES[kind]))
 
 
 def type_of(value: Any) -> str:

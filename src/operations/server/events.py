@@ -37,6 +37,11 @@ class Resuming:
         self._spec = spec
         self._rule: JSONObject | None = rule if isinstance(rule, dict) else None
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the stream can be resumed."""
+        return self._rule is not None
+
     def resume(self, input: Any, headers: Mapping[bytes, bytes]) -> Any:
         """Return the input with the position at which the stream continues.
 
@@ -97,9 +102,13 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
     response = _Response(state, spec, resuming)
     subscription = state.front.registry.subscribe(spec.id, input, state.context)
     front, end = state.front, response.end
+    # When the shutdown begins, clients resume such streams elsewhere; others may finish within the grace period.
+    is_stopping = front.open_streams.grace is not None
     with (
         front.credentials.watching(state.credential, lambda: end(credential_ended())),
-        front.open_streams.watching(lambda: end(_shutting_down())),
+        front.open_streams.watching(
+            lambda: end(_shutting_down()), is_idle=resuming.is_possible and not is_stopping
+        ),
     ):
         await response.run(subscription)
 

@@ -263,11 +263,24 @@ class _Path:
         try:
             if self._arguments is None:
                 self._arguments = QueryArguments(self._spec.input_schema)
-            return self._arguments.read(query)
+            return read_query(self._arguments, query)
         except SchemaError as error:
             raise unusable_schema(self._spec.id, error, "the input schema") from error
-        except ValueError as error:
-            raise malformed(f"The query cannot be read: {error}") from None
+
+
+def read_query(arguments: QueryArguments, query: bytes) -> Any:
+    """Return the values in a query string.
+
+    Raises:
+        RequestError: 400 if it cannot be read.
+        CallError: `VALIDATION_ERROR` if a parameter is repeated that is not a list.
+    """
+    try:
+        return arguments.read(query)
+    except SchemaError:
+        raise
+    except ValueError as error:
+        raise malformed(f"The query cannot be read: {error}") from None
 
 
 class OperationPaths:

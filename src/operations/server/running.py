@@ -13,13 +13,12 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 from anyio import move_on_after
 
-from operations._hosts import UNIX, notice_lost_hosts
+from operations._hosts import notice_lost_hosts
 from operations._resilience import LogThrottle
 from operations.front import OpenStreams
 from operations.front.config import ASGIApp, ListenConfig
@@ -212,7 +211,6 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         app,
         host=host,
         port=config.port,
-        uds=config.socket_path,
         http=HTTPProtocol,
         ws=websocket_protocol,
         # Compression is off, because a small compressed message can become very large.
@@ -280,10 +278,9 @@ async def running_on(
             await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
-            name = f"[{host}]" if ":" in host and config.socket_path is None else host
+            name = f"[{host}]" if ":" in host else host
             scheme = "http" if config.certificate is None else "https"
-            port = "" if config.socket_path is not None else listening.getsockname()[1]
-            yield f"{scheme}://{name}:{port}"
+            yield f"{scheme}://{name}:{listening.getsockname()[1]}"
         finally:
             ready.cancel()
             server.should_exit = True
@@ -295,24 +292,8 @@ def listen(config: ListenConfig) -> Generator[socket.socket]:
     """Yield a listening socket, and close it.
 
     Raises:
-        OSError: If the port or the path is taken.
+        OSError: If the port is taken.
     """
-    if config.socket_path is not None:
-        path = Path(config.socket_path)
-        _remove_stale(path)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            mine = _mark(path)
-            try:
-                # The proxy may run as another user. The permissions of the folder restrict access.
-                path.chmod(0o666)
-                listener.listen(_BACKLOG)
-                yield listener
-            finally:
-                # Another server may have replaced it since this one stopped listening.
-                if _mark(path) == mine:
-                    path.unlink()
-        return
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
@@ -327,32 +308,9 @@ def listen(config: ListenConfig) -> Generator[socket.socket]:
         yield listener
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove a socket that a killed process has left."""
-    if path.is_socket():
-        with socket.socket(socket.AF_UNIX) as probe:
-            # A server that does not accept connections would block it.
-            probe.setblocking(False)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-            except BlockingIOError:
-                return
-
-
-def _mark(path: Path) -> tuple[int, ...] | None:
-    """Return values that distinguish a socket from others at the same path; None if there is none."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
-
-
 def is_loopback(host: str) -> bool:
     """Return whether an address is reachable only from this machine."""
-    if host == "localhost" or host.startswith(UNIX):
+    if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

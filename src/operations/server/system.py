@@ -14,28 +14,29 @@ Rule 3: listings have an ETag: a client can check cheaply whether a listing has 
 import asyncio
 import inspect
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from itertools import islice
 from secrets import token_hex
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 
-from operations._json import object_of
-from operations._text import printable, suggestion
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestState
-from operations.front.messages import JSON, Reply, decode_body, json_reply, matches_tag
-from operations.front.public_errors import METADATA_PATH, Header, malformed
+from operations.front.messages import JSON, Reply, json_reply, matches_tag
+from operations.front.public_errors import METADATA_PATH, Header
 from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
+from operations.openapi.exporting.query_arguments import QueryArguments
+from operations.schema import Schema, schema_for, validate_or_raise
 from operations.server.events import serve_events
 from operations.server.identity import BY_COOKIE, Sessions
-from operations.server.routes import Route
+from operations.server.routes import Route, read_query
 from operations.specs import OperationSpec, OperationType
 from operations.telemetry import CONTENT_TYPE, CallMetrics
 from operations.types import JSONObject
@@ -43,14 +44,8 @@ from operations.types import JSONObject
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def _invalid(message: str, path: str) -> CallError:
-    """Return the error for a wrong request, in the same form as for the input of an operation."""
-    issue = {"path": path, "message": message.partition(" - at `$")[0], "keyword": "request"}
-    return CallError(ErrorCode.VALIDATION_ERROR, f"Invalid request: {message}", {"errors": [issue]})
-
-
 async def _search(state: RequestState) -> Reply:
-    wanted = await _read(state, Search, many=("tags",))
+    wanted = await _read(state, Search)
     return json_reply(await state.front.answer(wanted, state.context, state.caller))
 
 
@@ -82,7 +77,7 @@ def _request_id(state: RequestState) -> Header:
 
 
 async def _subscribe(state: RequestState) -> None:
-    wanted = await _read(state, OperationCall, as_json=("input",))
+    wanted = await _read(state, OperationCall)
     spec = state.spec = state.front.find(wanted.operation, state.identity)
     await serve_events(state, spec, wanted.input)
 
@@ -97,47 +92,31 @@ GATEWAY_ROUTES = {
 """The five paths of the gateway."""
 
 
-async def _read(
-    state: RequestState, kind: type[T], *, many: tuple[str, ...] = (), as_json: tuple[str, ...] = ()
-) -> T:
+async def _read(state: RequestState, kind: type[T]) -> T:
     """Return the arguments of a request, from its query or its body.
 
     Raises:
         CallError: `VALIDATION_ERROR`, with the location of the error.
     """
-    is_query = state.scope["method"] != "POST"
-    asked = _query(state, many, as_json) if is_query else await state.read_json()
-    known = kind.__struct_fields__
-    for name in (name for name in object_of(asked) if name not in known):
-        advice = suggestion(name, known) or f" Known here: {', '.join(known)}."
-        raise _invalid(f"{printable(name)} is not a known parameter.{advice}", f"/{name}")
+    schema, arguments = _form(kind)
+    if state.scope["method"] == "POST":
+        asked = await state.read_json()
+    else:
+        asked = read_query(arguments, state.scope["query_string"])
+    given: Any = {} if asked is None else asked
     try:
-        return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
-    except msgspec.ValidationError as error:
-        # "... - at `$.calls[0].operation`".
-        place = str(error).partition(" - at `$")[2]
-        path = place.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
-        raise _invalid(str(error), path) from None
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError:
+        validate_or_raise(schema, given, subject="request")
+        # In JSON, 5.0 is an integer.
+        return msgspec.convert(given, kind, strict=False)
 
 
-def _query(state: RequestState, many: tuple[str, ...], as_json: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments in the query of a request."""
-    query: bytes = state.scope["query_string"]
-    values: dict[str, Any] = {}
-    try:
-        pairs = parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
-        )
-    except ValueError as error:
-        raise malformed(f"The query cannot be read: {error}") from None
-    for name, text in pairs:
-        if name in many:
-            values.setdefault(name, []).append(text)
-        elif name in values:
-            raise malformed(f"{name!r} is given more than once")
-        else:
-            values[name] = decode_body(text, state.front.limits) if name in as_json else text
-    return values
+@cache
+def _form(kind: type[Any]) -> tuple[Schema, QueryArguments]:
+    """Return the schema of the arguments of a request, and their form in a query."""
+    schema = schema_for(kind)
+    return schema, QueryArguments(schema)
 
 
 MAX_CALLS = 500
@@ -192,8 +171,19 @@ class Readiness:
 
     def __init__(self, ready: Ready | None = None) -> None:
         self._ready = ready
-        self.is_up = True
+        self._is_up = True
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `is_up` was set."""
+
+    @property
+    def is_up(self) -> bool:
         """Whether new requests are accepted; False once the server is shutting down."""
+        return self._is_up
+
+    @is_up.setter
+    def is_up(self, is_up: bool) -> None:
+        self._is_up = is_up
+        self.on_change()
 
     async def look(self) -> JSONObject:
         """Return `{"status": "ok" | "degraded" | "unavailable"}`, with details if there are any."""

@@ -20,6 +20,7 @@ from urllib.request import Request
 from msgspec import structs
 from starlette.requests import HTTPConnection
 
+from operations._files import read_small
 from operations._text import without_secrets
 from operations.access import Identity
 from operations.caller_tokens import ProxyFailureError, hold_token, read_object
@@ -109,9 +110,7 @@ class JWTs(JWTConfig):
         source, key = self.jwks_url or self.jwks, self.public_key or self.secret
         object.__setattr__(self, "_keys", None if source is None else _Published(source))
         object.__setattr__(self, "_audiences", list(_accepted_audiences(self.audience)))
-        object.__setattr__(
-            self, "_key", key.read_text(encoding="utf-8") if isinstance(key, Path) else key
-        )
+        object.__setattr__(self, "_key", read_small(key).decode() if isinstance(key, Path) else key)
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
         """Return the identity for the token of a request; None if it has no token.

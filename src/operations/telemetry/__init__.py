@@ -9,23 +9,21 @@ Rule 3: each option is defined once, for Python and for config files.
 """
 
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final, Literal
 from weakref import finalize
 
 import msgspec
 
+from operations._files import LineFile
 from operations._pipeline.plan import BUCKETS
-from operations._resilience import LogThrottle
-from operations._text import enforce_lists
+from operations._text import enforce_lists, visible, visible_json
 from operations.calls.monitoring import GroupReport
 from operations.calls.worker import CallServer
 from operations.front import Front
@@ -94,7 +92,6 @@ class TelemetryConfig:
             raise ValueError("endpoint must begin with http:// or https://")
 
 
-logger = logging.getLogger("operations")
 _audit_logger = logging.getLogger("operations.audit")
 
 
@@ -124,29 +121,6 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     milliseconds: float = 0.0
 
 
-class _PrivateFile(WatchedFileHandler):
-    """A log file that only its owner can read, also after rotation."""
-
-    def __init__(self, path: str | Path) -> None:
-        _create(path)
-        super().__init__(path, encoding="utf-8")
-
-    def reopenIfNeeded(self) -> None:  # noqa: N802 - the name in logging
-        _create(self.baseFilename)
-        super().reopenIfNeeded()
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name in logging
-        # Called while the exception is handled; by default it would be printed.
-        error = sys.exception()
-        if error is not None:
-            raise error
-
-
-def _create(path: str | Path) -> None:
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-
-
 class AuditFile:
     """Appends audit records to a file that only its owner can read, one line of JSON for each.
 
@@ -160,23 +134,15 @@ class AuditFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._handler = _PrivateFile(path)
-        self._failures = LogThrottle()
+        self._file = LineFile(path, "audit records")
 
     def __call__(self, record: AuditRecord) -> None:
         """Append a record; if that fails, for example because the disk is full, log the reason and continue."""
-        line = msgspec.json.encode(record).decode()
-        try:
-            self._handler.handle(logging.makeLogRecord({"msg": line}))
-        except OSError as error:
-            level, path = self._failures.level(), self._handler.baseFilename
-            logger.log(level, "audit records cannot be written to %s: %s", path, error.strerror)
+        self._file.write(msgspec.json.encode(record))
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):
-            # Errors of writing have already been reported.
-            self._handler.close()
+        self._file.close()
 
 
 class Audit:
@@ -237,7 +203,8 @@ class LogFormatter(logging.Formatter):
         """Return a record as one line of JSON, or as text."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         if not self._config.json:
-            text = super().format(record)
+            # Also the text of an exception, which is not escaped where it is logged.
+            text = visible(super().format(record))
             return f"{time} {text}" if self._config.timestamps else text
         line: JSONObject = {
             "time": time,
@@ -250,7 +217,7 @@ class LogFormatter(logging.Formatter):
             line["message"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        return visible_json(msgspec.json.encode(line).decode())
 
 
 @options_of(LogConfig)

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     # The demo also needs the extras of its sources.
     raise MissingExtraError("operations demo", extra="all") from error
 
-from operations._signals import shutdown_event
+from operations._tasks import shutdown_event
 from operations.access import Identity
 from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, encoded
 from operations.cli.serve import announce

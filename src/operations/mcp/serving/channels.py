@@ -8,15 +8,13 @@ Rule 1: a token has 128 random bits. It is valid for one answer, and only for th
 Rule 2: a waiting call has a time limit like any other call; the timer stops while a person answers, up to a maximum.
         The number of waiting calls is limited, in total and per caller. If a call ends while it waits, the client
         receives its result instead of more questions.
-Rule 3: progress and log messages of a waiting call are sent when its client returns; of too many, the newest.
+Rule 3: progress and log messages of a waiting call are dropped, because no request of its client is open.
 Rule 4: features that only MCP clients have (roots, URLs to open) are in a context variable, so that the core does not
         depend on MCP.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
@@ -27,22 +25,19 @@ from mcp import MCPError
 from mcp.server.connection import Connection
 from mcp.shared.dispatcher import DispatchContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from operations._json import object_of
+from operations._json import as_json, object_of
 from operations.channel import NOTHING, CallerChannel
 from operations.errors import CallError, ErrorCode
-from operations.mcp.interaction import ELICIT, RESULTS, ROOTS, SAMPLE, ClientFeatures, client
+from operations.mcp.interaction import ELICIT, RESULTS, SAMPLE, ClientFeatures, client
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ questions since 2026-07-28
 
 MAX_WAITING: Final = 1_000
 MAX_WAITING_PER_CALLER: Final = 100
-MAX_MESSAGES: Final = 20
-"""The largest number of progress and log messages of a waiting call."""
-
 RESULT_SECONDS: Final = 60.0
 
 Key: TypeAlias = tuple[Any, ...]
@@ -144,7 +139,6 @@ class _AskingCall:
 
         self._count = 0
         self._is_waiting = False
-        self._unsent: deque[tuple[Any, ...]] = deque(maxlen=MAX_MESSAGES)
         self.channel = channel
 
         async def body() -> JSONObject:
@@ -164,7 +158,7 @@ class _AskingCall:
     async def proceed(self) -> JSONObject | None:
         """Run the call until it ends or has questions, and return the outcome."""
         try:
-            await self._send_unsent()
+            self._is_waiting = False
             if not self._open:
                 await self._changed.wait()
         except BaseException:
@@ -190,22 +184,8 @@ class _AskingCall:
             self._changed.clear()
 
     async def _send(self, kind: str, *message: Any) -> None:
-        if self._is_waiting:
-            self._unsent.append((kind, *message))
-        else:
-            await self._deliver(kind, *message)
-
-    async def _send_unsent(self) -> None:
-        while self._unsent:
-            message = self._unsent.popleft()
-            # A client that does not read fast enough loses messages, not the result.
-            with suppress(CallError):
-                await self._deliver(*message)
-        self._is_waiting = False
-
-    async def _deliver(self, kind: str, *message: Any) -> None:
         send = getattr(self.channel, kind)
-        if send is not None:
+        if send is not None and not self._is_waiting:
             await send(*message)
 
     async def _ask(self, method: str, params: JSONObject, name: str | None = None) -> JSONObject:
@@ -346,40 +326,23 @@ def session_key(connection: Connection) -> str:
     return cast("str", state[_KEY])
 
 
-_QUESTIONS: Final[dict[str, tuple[type[BaseModel], str]]] = {
-    ELICIT: (types.ElicitRequest, "answer"),
-    SAMPLE: (types.CreateMessageRequest, "give a completion"),
-    ROOTS: (types.ListRootsRequest, "list its roots"),
-}
-
-_SINGLE: Final[TypeAdapter[Any]] = TypeAdapter(types.CreateMessageResult)
-
-
 async def _ask(
     outbound: DispatchContext[Any], method: str, params: JSONObject, _name: str | None = None
 ) -> JSONObject:
     """Send a question to a client before 2026-07-28, and return its answer.
 
     Raises:
-        CallError: If the question is not valid, or the client does not answer it.
+        JSONValueError: If the question is not JSON, which would end the connection.
+        CallError: `UNAVAILABLE` if the client does not answer it, or not as the protocol defines.
     """
-    kind, what = _QUESTIONS[method]
-    try:
-        question = kind.model_validate({"method": method, "params": params}, by_name=False)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
-        message = f"this is not a valid {method} request"
-        raise CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": errors}) from error
-    sent = question.model_dump(by_alias=True, mode="json", exclude_none=True).get("params")
+    # Many clients reject null for an absent parameter.
+    sent = as_json({key: value for key, value in params.items() if value is not None})
     try:
         received = await outbound.send_raw_request(method, sent)
-        # Without tools, a completion is a single block.
-        is_single = method == SAMPLE and "tools" not in (sent or {})
-        result = _SINGLE if is_single else RESULTS[method]
-        answer = result.validate_python(received, by_name=False)
+        answer = RESULTS[method].validate_python(received, by_name=False)
     except MCPError as error:
         details = {"code": error.code, "message": error.message}
-        message = f"the caller did not {what}"
+        message = f"the caller did not answer {method}"
         raise CallError(ErrorCode.UNAVAILABLE, message, details, retryable=False) from error
     except ValidationError as error:
         message = "the caller's answer does not match the protocol"

@@ -29,6 +29,7 @@ from operations.errors import CallError, retrieve_exception
 from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
+from operations.mcp.interaction import NO_CLIENT, client
 from operations.mcp.serving.caller import LimitedCall
 from operations.mcp.serving.sessions import PING, Session, event, notification
 from operations.types import JSONObject
@@ -60,9 +61,6 @@ class Exchange:
     streams: bool = field(kw_only=True)
     """Whether the response may become a stream; otherwise messages before the result are dropped."""
 
-    prefers_stream: bool = field(default=False, kw_only=True)
-    """Whether the response is a stream from the beginning."""
-
     stamp: Mapping[str, Any] | None = field(default=None, kw_only=True)
     """The `_meta` of every result since 2026-07-28. With it, the status of an error depends on its code."""
 
@@ -72,7 +70,7 @@ class Exchange:
     _is_attached: bool = False
     _is_cancelled: bool = False
     _is_ended: bool = False
-    _lock: asyncio.Lock | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stop_watch: Callable[[], object] | None = None
     _timer: asyncio.TimerHandle | None = None
     _pinging: asyncio.Task[None] | None = None
@@ -101,13 +99,15 @@ class Exchange:
         if session is not None:
             session.running[self.request_id] = self.cancel
         try:
-            if self.prefers_stream:
+            if self._prefers_stream:
                 async with self._writing():
                     await self._start()
             message = await self._outcome(work)
         finally:
             state.timeout.pause()
             self._stop()
+            # The task of the request has the context, which would keep this object in a cycle.
+            client.set(NO_CLIENT)
             if session is not None and session.running.get(self.request_id) == self.cancel:
                 del session.running[self.request_id]
             if self._stop_watch is not None:
@@ -119,11 +119,19 @@ class Exchange:
         await self._end_stream(self._stream, message)
         return None
 
+    @property
+    def _prefers_stream(self) -> bool:
+        """Whether the client, before 2026-07-28, names event streams first."""
+        accept = self.state.headers.get(b"accept", b"")
+        return self.streams and self.stamp is None and accept.startswith(b"text/event-stream")
+
     def _stop(self) -> None:
         """Send no more messages before the result, also not of tasks that the handler left running."""
         self.streams = False
         if self._timer is not None:
             self._timer.cancel()
+            # The timer has the context of the call, which leads back to this object.
+            self._timer = None
 
     async def _end_stream(self, stream: int, message: bytes) -> None:
         try:
@@ -210,9 +218,6 @@ class Exchange:
     @asynccontextmanager
     async def _writing(self) -> AsyncGenerator[None]:
         """Write to the stream alone. Detach a client that has disconnected, which some servers report as an error."""
-        if self._lock is None:
-            # Created on first use, because most responses are not streams.
-            self._lock = asyncio.Lock()
         async with self._lock:
             try:
                 yield

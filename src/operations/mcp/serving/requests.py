@@ -11,7 +11,7 @@ Rule 3: a session belongs to the caller that opened it; other callers cannot use
 
 from collections.abc import Awaitable, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import mcp_types as types
 import msgspec
@@ -85,14 +85,11 @@ class _Meta(msgspec.Struct):
         return trace_context({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
 
-class _Params(msgspec.Struct, rename="camel"):
+class _Params(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     arguments: dict[str, Any] | None = None
     cursor: str | None = None
     meta: _Meta = msgspec.field(default_factory=_Meta, name="_meta")
-    task: msgspec.Raw | None = None
-    request_state: msgspec.Raw | None = None
-    input_responses: msgspec.Raw | None = None
 
 
 class PlainRequest(msgspec.Struct):
@@ -114,45 +111,39 @@ def decode_plain(body: bytes) -> PlainRequest | None:
         request = build_from(_decode, body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-    if request.method == "tools/call" and request.params.name is None:
-        return None
-    return None if request.params.task is not None else request
-
-
-class _Subject(msgspec.Struct):
-    name: Any = None
-    meta: Any = msgspec.field(default=None, name="_meta")
+    is_named = request.method == "tools/list" or request.params.name is not None
+    return request if is_named else None
 
 
 class _Outline(msgspec.Struct):
+    """The fields that identify the kind of a message."""
+
     method: Any = None
     id: Any = None
-    params: _Subject | None = None
+    params: Any = None
 
 
 _decode_outline = msgspec.json.Decoder(_Outline).decode
 
 
-def _outline(body: bytes) -> _Outline | None:
-    """Return the fields that tell what a message is; None if the body is not a message."""
+def _outline(body: bytes) -> _Outline:
+    """Return the outline of a message; of a call without a name if the body is not a message."""
     try:
         return _decode_outline(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
+        return _Outline("tools/call", 0)
 
 
 def called_tool(body: bytes) -> str:
     """Return the name of the tool that a request calls; empty if the request does not call a tool."""
     message = _outline(body)
-    if message is None or message.params is None or message.method != "tools/call":
-        return ""
-    return text_of(message.params.name)
+    return text_of(object_of(message.params).get("name")) if message.method == "tools/call" else ""
 
 
 def is_answer(body: bytes) -> bool:
     """Return whether a message does not start a call: an answer to a question, or a notification."""
     message = _outline(body)
-    return message is not None and (message.method is None or message.id is None)
+    return message.method is None or message.id is None
 
 
 def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping[str, Any]:
@@ -160,8 +151,7 @@ def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping
     tool = service.catalog.tools.get(request.params.name or "")
     if tool is None or not tool.is_imported:
         return NOTHING
-    message = _outline(body)
-    return sent_meta(message and message.params and message.params.meta)
+    return sent_meta(object_of(_outline(body).params).get("_meta"))
 
 
 # ------------------------------------------------------------ clients since 2026-07-28
@@ -250,9 +240,7 @@ class ModernTransport:
             return None
         params, meta = request.params, request.params.meta
         if (
-            params.request_state is not None
-            or params.input_responses is not None
-            or meta.progress is not None
+            meta.progress is not None
             or meta.level is not None
             or meta.version != version
             or meta.capabilities is None
@@ -300,7 +288,7 @@ def serve_plain(
     """Serve a plain request; return the response unless it was sent as a stream."""
     params = request.params
     if request.method == "tools/list":
-        return exchange.serve(service.list_tools(caller, params.cursor, encoded=True))
+        return exchange.serve(service.list_tools(caller, params.cursor))
     name = params.name or ""
     limited = service.limited_call(caller, state, name)
     call = service.call_tool(caller, name, params.arguments or {}, channel, limited)
@@ -388,29 +376,24 @@ class HandshakeTransport:
             return await self._open(state, message)
         request_id = "" if is_notification else message["id"]
         token = progress_token_from_params(message.get("params"))
-        exchange = self._exchange(state, request_id, session, token)
+        exchange = Exchange(state, request_id, session, token, streams=True)
+        return await self._run(state, message, session, exchange)
+
+    async def _run(
+        self, state: RequestState, message: JSONObject, session: Session | None, exchange: Exchange
+    ) -> Reply | None:
+        """Serve a message; the SDK checks it and calls our handler."""
+        method, params = message["method"], message.get("params")
+        is_request = "id" in message
         if session is None:
-            return await self._serve_alone(state, message, exchange)
-        return await self._serve_in(session, message, exchange)
-
-    async def _serve_alone(
-        self, state: RequestState, message: JSONObject, exchange: Exchange
-    ) -> Reply | None:
-        """Serve a message without a session; the SDK checks it and calls our handler."""
-        if "id" not in message:
-            return accepted_reply()
-        connection = Connection.from_envelope(self._version(state, None), None, None)
-        options: Any = {"connection": connection, "lifespan_state": None}
-        method, params = message["method"], message.get("params")
-        return await exchange.serve(serve_one(self._server, exchange, method, params, **options))
-
-    async def _serve_in(
-        self, session: Session, message: JSONObject, exchange: Exchange
-    ) -> Reply | None:
-        """Serve a message of a session; the SDK checks it and calls our handler."""
-        method, params = message["method"], message.get("params")
+            if not is_request:
+                return accepted_reply()
+            connection = Connection.from_envelope(self._version(state), None, None)
+            options: Any = {"connection": connection, "lifespan_state": None}
+            work = serve_one(self._server, exchange, method, params, **options)
+            return await exchange.serve(work)
         runner = ServerRunner(self._server, session.connection, None)
-        if "id" in message:
+        if is_request:
             return await exchange.serve(runner.on_request(exchange, method, params))
         if method == "notifications/cancelled":
             session.cancel(object_of(params).get("requestId"))
@@ -439,39 +422,22 @@ class HandshakeTransport:
         self, state: RequestState, request: PlainRequest, body: bytes, session: Session | None
     ) -> Reply | None:
         """Serve a plain call without the SDK's models."""
-        version = self._version(state, session)
-        connection = self._stateless[version] if session is None else session.connection
         meta = request.params.meta
-        exchange = self._exchange(state, request.id, session, meta.progress)
+        connection = (
+            self._stateless[self._version(state)] if session is None else session.connection
+        )
+        exchange = Exchange(state, request.id, session, meta.progress, streams=True)
         capabilities = NOTHING if session is None else session.capabilities
         sent = decode_meta(body, request, self._service)
+        version = connection.protocol_version
         caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
-        channel = SILENT
-        if exchange.streams:
-            release = exchange.release if exchange.can_release else None
-            channel = channel_for(exchange, connection, capabilities, release=release)
+        release = exchange.release if exchange.can_release else None
+        channel = channel_for(exchange, connection, capabilities, release=release)
         return await serve_plain(self._service, state, request, exchange, caller, channel)
 
-    def _exchange(
-        self,
-        state: RequestState,
-        request_id: int | str,
-        session: Session | None,
-        progress_token: int | str | None,
-    ) -> Exchange:
-        return Exchange(
-            state,
-            request_id,
-            session,
-            progress_token,
-            streams=True,
-            prefers_stream=accepted_types(state.headers).prefers_stream,
-        )
-
     @staticmethod
-    def _version(state: RequestState, session: Session | None) -> str:
-        if session is not None:
-            return session.connection.protocol_version
+    def _version(state: RequestState) -> str:
+        """Return the revision of a client without a session."""
         return state.headers.get(VERSION, b"").decode() or types.DEFAULT_NEGOTIATED_VERSION
 
     async def _read(self, state: RequestState, session: Session) -> Reply | None:
@@ -515,12 +481,12 @@ def rejection(state: RequestState, allowed: tuple[bytes, ...]) -> Reply | None:
     method, headers = state.scope["method"], state.headers
     if method.encode() not in allowed:
         return failure(405, "Method Not Allowed", (b"allow", b", ".join(allowed)))
-    accepted = accepted_types(headers)
-    if method == "GET" and not accepted.stream:
+    accepts_json, accepts_stream = _accepts(headers)
+    if method == "GET" and not accepts_stream:
         return failure(406, "Not Acceptable: Client must accept text/event-stream")
     if method != "POST":
         return None
-    if not (accepted.json and accepted.stream):
+    if not (accepts_json and accepts_stream):
         kinds = "both application/json and text/event-stream"
         return failure(406, f"Not Acceptable: Client must accept {kinds}")
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -529,23 +495,12 @@ def rejection(state: RequestState, allowed: tuple[bytes, ...]) -> Reply | None:
     return None
 
 
-class AcceptedTypes(NamedTuple):
-    """The kinds of response that a client accepts."""
-
-    json: bool
-    stream: bool
-    prefers_stream: bool
-
-
-def accepted_types(headers: Mapping[bytes, bytes]) -> AcceptedTypes:
-    """Read the header `Accept`."""
+def _accepts(headers: Mapping[bytes, bytes]) -> tuple[bool, bool]:
+    """Return whether a client accepts JSON, and whether it accepts event streams."""
     accept = headers.get(b"accept", b"")
-    kinds = [part.partition(b";")[0].strip().lower() for part in accept.split(b",")]
-    anything = b"*/*" in kinds
-    accepts_json = anything or b"application/json" in kinds or b"application/*" in kinds
-    accepts_stream = anything or b"text/event-stream" in kinds or b"text/*" in kinds
-    prefers_stream = accepts_json and kinds[0] == b"text/event-stream"
-    return AcceptedTypes(accepts_json, accepts_stream, prefers_stream)
+    kinds = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
+    accepts_json = not kinds.isdisjoint((b"application/json", b"application/*", b"*/*"))
+    return accepts_json, not kinds.isdisjoint((b"text/event-stream", b"text/*", b"*/*"))
 
 
 def decode_message(body: bytes, max_values: int) -> JSONObject | Reply:

@@ -337,7 +337,7 @@ class RegistryServer(Server[None]):
     async def _discover(
         self, request: RequestContext, _params: types.RequestParams
     ) -> types.DiscoverResult:
-        """Return the server's capabilities to clients since 2026-07-28."""
+        """Return the server's capabilities for clients of revision 2026-07-28 or later."""
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS),
             capabilities=self.get_capabilities(protocol_version=request.protocol_version),

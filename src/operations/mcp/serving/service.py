@@ -102,15 +102,13 @@ class Service:
 
     # ------------------------------------------------------------ tools
 
-    async def list_tools(
-        self, caller: MCPCaller, cursor: str | None = None, *, encoded: bool = False
-    ) -> JSONObject:
-        """Return one page of the tools, or the gateway tools; on request each encoded as JSON."""
-        wire: Callable[..., Any] = Tool.raw if encoded else Tool.wire
+    async def list_tools(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
+        """Return one page of the tools, or the gateway tools."""
         tools = caller.visible(self.catalog.tools.values())
         if await self._hides(tools):
             tools, cursor = list(gateway_tools().values()), None
-        return await self._page("tools", tools, caller, cursor, partial(wire, modern=caller.modern))
+        wire = partial(Tool.wire, modern=caller.modern)
+        return await self._page("tools", tools, caller, cursor, wire)
 
     async def _hides(self, tools: Sequence[Tool]) -> bool:
         settings = self.settings
@@ -259,6 +257,7 @@ class Service:
         items: list[Any] = []
         room = settings.max_items_bytes
         complete = False
+        ends_at = monotonic() + context.remaining
         meta = LocalResponseMeta(operation_id=spec.id, timestamp=now())
         try:
             async with aclosing(self.registry.subscribe(spec.id, value, context)) as envelopes:
@@ -277,7 +276,7 @@ class Service:
                 else:
                     complete = True
         except CallError as error:
-            if error.code != ErrorCode.TIMEOUT or now() < cast("float", context.deadline) - 1:
+            if error.code != ErrorCode.TIMEOUT or monotonic() < ends_at - 0.001:
                 raise
         return ResponseEnvelope({"items": items, "complete": complete}, meta)
 

@@ -20,6 +20,7 @@ from msgspec import convert, to_builtins
 from operations._json import list_of, object_of
 from operations._pipeline.lenient import convert_input
 from operations.envelopes import (
+    ERROR_KEY,
     HTTPResponseMeta,
     MCPResponseMeta,
     ResponseEnvelope,
@@ -67,7 +68,6 @@ class Tool:
         self._budget = budget
         self._always_fits = always_fits
         self._wires: dict[bool, JSONObject] = {}
-        self._raws: dict[bool, msgspec.Raw] = {}
 
     @cached_property
     def _input(self) -> JSONSchema:
@@ -124,13 +124,6 @@ class Tool:
     def is_boxed(self, *, modern: bool) -> bool:
         """Return whether results are boxed in the property `result`, for clients that accept only objects."""
         return not self.gives_object and (not modern or self._gives_null)
-
-    def raw(self, *, modern: bool) -> msgspec.Raw:
-        """Return `wire`, encoded as JSON."""
-        raw = self._raws.get(modern)
-        if raw is None:
-            raw = self._raws[modern] = msgspec.Raw(msgspec.json.encode(self.wire(modern=modern)))
-        return raw
 
     def wire(self, *, modern: bool) -> JSONObject:
         """Return the tool in a listing for clients since 2026-07-28 (`modern`), or before."""
@@ -216,9 +209,7 @@ class Tool:
     def _structured_error(self, wire: Any) -> JSONObject:
         # Some clients validate the structured content of errors with the output schema.
         return (
-            {"_meta": {codec.ERROR_KEY: wire}}
-            if self.declares_output()
-            else {"structuredContent": wire}
+            {"_meta": {ERROR_KEY: wire}} if self.declares_output() else {"structuredContent": wire}
         )
 
     def _written(self, modern: bool) -> JSONObject:

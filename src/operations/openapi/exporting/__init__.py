@@ -24,6 +24,7 @@ from operations.openapi.exporting.components import (
     Exported,
     event_schema,
     has_definitions,
+    merged_name,
 )
 from operations.openapi.exporting.query_arguments import (
     ParameterForm,
@@ -138,15 +139,10 @@ def _name_operations(items: list[JSONObject]) -> None:
     for method in ("post", "get"):
         for operation in [item[method] for item in items if method in item]:
             wanted: str = operation["operationId"]
-            if _function_name(wanted) in taken:
+            if merged_name(wanted) in taken:
                 # Not a number, which would change when an operation is added before this one.
                 operation["operationId"] = f"{wanted}_{sha256(wanted.encode()).hexdigest()[:8]}"
-            taken.add(_function_name(operation["operationId"]))
-
-
-def _function_name(operation_id: str) -> str:
-    """Return the part of an operation id that the function names of all generators have in common."""
-    return "".join(filter(str.isalnum, operation_id)).lower()
+            taken.add(merged_name(operation["operationId"]))
 
 
 def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
@@ -190,9 +186,8 @@ class _Builder:
     """Writes operation objects and collects their shared parts."""
 
     def __init__(self, security_schemes: Mapping[str, JSONObject]) -> None:
-        self.components = Components()
         # We choose the name.
-        self.components.schemas["Error"] = _ERROR
+        self.components = Components({"Error": _ERROR})
         self.is_secured = False
         self.responses = {"Failed"}
         self._schemes = security_schemes
@@ -364,7 +359,7 @@ def _code_schema(code: str, status: int) -> JSONObject:
 
 
 def _without_bytes(schema: Schema) -> tuple[str, Schema]:
-    """Return the media type of results that are bytes, empty if none are, and the schema of the other results."""
+    """Return the media type of binary results (empty if there are none), and the schema of the other results."""
     root = object_of(schema.document)
     if schema.is_binary:
         return root.get("contentMediaType", BINARY), Schema(False)

@@ -83,9 +83,6 @@ class _SchemaPart:
     contradicts: bool
     """Whether it has a `default` that does not match its type."""
 
-    closes_arrays: bool
-    """Whether it has `unevaluatedItems`, which depend on the `items` of the definitions that it refers to."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Component:
@@ -96,18 +93,24 @@ class _Component:
     """The component of each part that the schema refers to."""
 
 
+def merged_name(name: str) -> str:
+    """Return the part of a name that the generators of clients keep: names with the same part would be one name."""
+    return "".join(filter(str.isalnum, name)).lower()
+
+
 class Components:
     """Collects the shared schemas of one document.
 
     Attributes:
-        schemas: The schemas by name.
+        schemas: The schemas by name; at first those given.
         repaired: The titles of the schemas whose `default` did not match its type.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: JSONObject) -> None:
         self.repaired: dict[str, None] = {}
-        self.schemas: JSONObject = {}
-        self._known: dict[tuple[str, bytes, bool], list[_Component]] = {}
+        self.schemas = dict(schemas)
+        self._merged = set(map(merged_name, schemas))
+        self._known: dict[tuple[str, bytes], list[_Component]] = {}
         self._pieces: dict[int, _SchemaPart] = {}
 
     def place(self, schema: JSONSchema, title: str) -> tuple[JSONSchema, dict[str, str]] | None:
@@ -155,14 +158,14 @@ class Components:
                 if _contradicts(part):
                     del part["default"]
         for part in arrays_without_items(written):
-            if "prefixItems" not in part and not source.closes_arrays:
+            if "prefixItems" not in part:
                 part["items"] = {**_ANY_ITEM}
         return written
 
     def _names(self, source: "_SchemaDocument", title: str) -> dict[str, str]:
         """Return a component for every referenced part: an equal existing one, or a new one."""
         keys = {
-            part: (part if part != "#" else title, source.piece(part).digest, source.closes_arrays)
+            part: (part if part != "#" else title, source.piece(part).digest)
             for part in source.used
         }
         alike = {part: list(self._known.get(key, ())) for part, key in keys.items()}
@@ -200,13 +203,13 @@ class Components:
                 tuple(dict.fromkeys(map(part_of, references))),
                 _is_plain(schema, len(references)),
                 any(map(_contradicts, schemas_in(schema))),
-                any("unevaluatedItems" in part for part in schemas_in(schema)),
             )
         return known
 
     def _fresh(self, part: str, title: str) -> str:
         wanted = _UNSAFE.sub("_", title if part == "#" else unescape(part.rpartition("/")[2]))
-        name = numbered_name(wanted, self.schemas)
+        name = numbered_name(wanted, self._merged, form=merged_name)
+        self._merged.add(merged_name(name))
         # Reserve the name; `place` sets the schema.
         self.schemas[name] = _PENDING
         return name
@@ -227,13 +230,10 @@ class _SchemaDocument:
         """The definition that the rest could be; None if it has no suitable title."""
         self.used: list[str] = []
         """The referenced parts."""
-        self.closes_arrays = False
-        """Whether a part has `unevaluatedItems`."""
         if self.is_holdable:
             self.whole = self._named()
             first = self.piece("#").parts if self.whole is None else (self.whole,)
             self.used = sorted(reachable(first, lambda part: self.piece(part).parts))
-            self.closes_arrays = any(self.piece(part).closes_arrays for part in ("#", *self.used))
 
     def piece(self, part: str) -> _SchemaPart:
         """Return the data about a part."""

@@ -7,10 +7,10 @@ part).
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -196,50 +196,16 @@ class Definitions:
         ]
         return [each[name] for each in properties if name in each]
 
-    def without_required(
-        self,
-        schema: Any,
-        name: str,
-        allows: Callable[[Any], bool],
-        outer: Sequence[Any] = (),
-        depth: int = 10,
-    ) -> Any:
-        """Return `schema`, or a copy that does not require the property `name`.
-
-        Args:
-            schema: An object schema, a union of those, or a base with subtypes.
-            name: The property.
-            allows: Returns whether the property may be omitted, given its schema. Other alternatives still require it.
-            outer: Schemas of the property outside this schema.
-            depth: The number of remaining levels.
-        """
-        declared = [*outer, *self.declarations(schema, name)]
-        is_required = any(name in list_of(part.get("required")) for part in self.variants(schema))
-        if depth == 0 or not is_required or not any(map(allows, declared)):
-            return schema
-        again = partial(self.without_required, name=name, allows=allows, depth=depth - 1)
-        if subtypes := self.subtypes_of(schema):
-            return {"anyOf": [again(self._inlined(ref)) for ref in (*subtypes, schema)]}
-        copy = dict(self.resolve(schema))
-        if "required" in copy:
-            copy["required"] = [each for each in list_of(copy["required"]) if each != name]
-        own = self.properties(schema).get(name)
-        beside = list(outer) if own is None else [*outer, own]
-        parts = [
-            again(part, outer=declared) for part in self._references.list_at(copy.get("allOf"))
+    def without_required(self, schema: Any, name: str) -> Any:
+        """Return an object schema, with its `allOf` parts inlined, that does not require the property `name`."""
+        own, *others = [
+            {
+                **{key: value for key, value in part.items() if key != "allOf"},
+                "required": [each for each in list_of(part.get("required")) if each != name],
+            }
+            for part in self.parts(self.resolve(schema))
         ]
-        for union in UNIONS:
-            members = self._references.list_at(copy.pop(union, None))
-            if members:
-                # Without the requirement, a value may match several alternatives.
-                parts.append({"anyOf": [again(member, outer=beside) for member in members]})
-        return {**copy, "allOf": parts} if parts else copy
-
-    def _inlined(self, ref: JSONObject) -> JSONObject:
-        """Return an inline schema that is equivalent to a base's own part, or to a subtype with its bases."""
-        skipped = {"allOf", "discriminator"}
-        parts = self.parts(self.resolve(ref))
-        return {"allOf": [{k: v for k, v in part.items() if k not in skipped} for part in parts]}
+        return {**own, "allOf": others} if others else own
 
     def subtypes_of(self, schema: Any) -> list[JSONObject]:
         """Return references to the subtypes of the base that `schema` refers to; empty if it is no such reference."""

@@ -141,18 +141,22 @@ class Description:
                 name = _METHODS.get(method)
                 if name is not None and (name != method or method.lower() not in item):
                     yield from self._entry(path, name, item, operation, shared)
-            if "additionalOperations" not in item:
-                continue
-            # 3.2: additional methods without their own field.
-            additional = item["additionalOperations"]
-            if not is_object(additional):
-                self.problems.append(Problem(path, "its additionalOperations are not an object"))
-                continue
-            for method, operation in additional.items():
-                problem = shared
-                if not is_header(method, ""):
-                    problem = "its method is not an HTTP method"
-                yield from self._entry(path, method.upper(), item, operation, problem)
+            if "additionalOperations" in item:
+                yield from self._additional(path, item, shared)
+
+    def _additional(
+        self, path: str, item: JSONObject, shared: str | None
+    ) -> Iterator[DocumentOperation]:
+        """Yield the operations of a path whose methods have no field of their own (OpenAPI 3.2)."""
+        additional = item["additionalOperations"]
+        if not is_object(additional):
+            self.problems.append(Problem(path, "its additionalOperations are not an object"))
+            return
+        for method, operation in additional.items():
+            problem = shared
+            if not is_header(method, ""):
+                problem = "its method is not an HTTP method"
+            yield from self._entry(path, method.upper(), item, operation, problem)
 
     def _paths(self) -> JSONObject:
         node = self.document.get("paths", {})
@@ -254,18 +258,23 @@ class Description:
             elif type(ref) is str and ref in good:
                 continue
             else:
-                try:
-                    found = self.references.follow(node)
-                    problem = self.reader.check_parameter(found)
-                except DocumentError as error:
-                    return f"a parameter cannot be read: {error}"
-                if _is_authorization(found):
-                    self.authorized[id(holder)] = holder
-                elif problem is None:
-                    good.add(ref)
+                problem = self._referenced_problem(node, holder)
             if problem is not None:
                 return problem
         return None
+
+    def _referenced_problem(self, node: JSONObject, holder: JSONObject) -> str | None:
+        """Return the problem of a parameter that is a reference; None if it is valid."""
+        try:
+            found = self.references.follow(node)
+            problem = self.reader.check_parameter(found)
+        except DocumentError as error:
+            return f"a parameter cannot be read: {error}"
+        if _is_authorization(found):
+            self.authorized[id(holder)] = holder
+        elif problem is None:
+            self._good.add(node["$ref"])
+        return problem
 
     @property
     def title(self) -> str:
@@ -309,7 +318,7 @@ class DeclaredResponses:
         """Errors by status, then by a key that is equal for equal responses."""
         self._produces = description.document.get("produces")
         self._seen: set[str] = set()
-        """The references to responses that were checked."""
+        """The references to responses that were reported."""
 
     def read(self, entry: DocumentOperation) -> Declared:
         """Return the declared responses of this operation."""
@@ -338,7 +347,7 @@ class DeclaredResponses:
                 if status[:2] != "x-":
                     errors.append(self._error(entry, status, node))
                 continue
-            found = self._checked(entry, status, node)
+            found = self._found(entry, status, node)
             if "links" in found:
                 links = {**(links or {}), **object_of(found["links"])}
             for kind in references.object_at(found.get("content")):
@@ -352,32 +361,19 @@ class DeclaredResponses:
             streams, others = True in kinds, False in kinds
         return Declared(entry, tuple(errors), links, streams, others or not streams)
 
-    def _checked(self, entry: DocumentOperation, status: str, node: JSONObject) -> JSONObject:
-        """Return a response, or the target of a reference, and report its parts that have a wrong type, once."""
-        references, ref = self._description.references, node.get("$ref")
-        what = f"its response {status}"
-        if ref is not None:
-            found = references.object_at(node)
-            if str(ref) in self._seen:
-                return found
+    def _found(self, entry: DocumentOperation, status: str, node: JSONObject) -> JSONObject:
+        """Return a response, or the target of a reference; a target that is not an object is reported once."""
+        ref = node.get("$ref")
+        if ref is None:
+            return node
+        found = self._description.references.value_at(node)
+        if is_object(found) and "$ref" not in found:
+            return found
+        # Missing targets are reported as unresolved references.
+        if found is not None and str(ref) not in self._seen:
             self._seen.add(str(ref))
-            what = f"{what} ({ref})"
-            if references.is_misplaced(node):
-                self._ignore(entry, f"{what} is not an object")
-                return found
-            node = found
-        wrong = [
-            part
-            for part in ("content", "links")
-            if part in node and references.is_misplaced(node[part])
-        ]
-        for part in wrong:
-            self._ignore(entry, f"the {part} of {what} is not an object")
-        content = {} if "content" in wrong else references.object_at(node.get("content"))
-        for kind, offered in content.items():
-            if references.is_misplaced(offered):
-                self._ignore(entry, f"the media type {kind!r} of {what} is not an object")
-        return node
+            self._ignore(entry, f"its response {status} ({ref}) is not an object")
+        return {}
 
     def _ignore(self, entry: DocumentOperation, reason: str) -> None:
         where = f"{entry.method} {entry.path}"
@@ -402,7 +398,7 @@ class DeclaredResponses:
     def _definition(
         self, entry: DocumentOperation, status: str, node: JSONObject
     ) -> ErrorDefinition:
-        found = self._checked(entry, status, node)
+        found = self._found(entry, status, node)
         return ErrorDefinition(
             "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
             text_of(found.get("description")),

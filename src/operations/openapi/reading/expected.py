@@ -159,10 +159,6 @@ class Expected:
             self.found[status, content_type] = found
         return found
 
-    def is_base64(self, status: int, content_type: str) -> bool:
-        """Return whether the body of a response is declared as base64."""
-        return self.find(status, content_type).is_base64
-
     def _share(self, declared: Media) -> ResponseData:
         """Return one shared description for media types with the same content."""
         for known in self.found.values():
@@ -288,7 +284,7 @@ def _matching(offered: Sequence[Media], kind: str) -> Media | None:
         return next((m for m in offered if media.is_stream(m.media_type)), None)
     # JSON is often sent as text of another type.
     may_be_json = kind.startswith("text/") and kind not in {"text/xml", "text/csv"}
-    if media.is_json(kind) or media.says_nothing(kind) or may_be_json:
+    if media.is_json(kind) or media.is_unspecific(kind) or may_be_json:
         return next((m for m in offered if media.is_json(m.media_type)), None)
     return None
 

@@ -22,13 +22,15 @@ from operations.schema.values import conversions, has_type
 from operations.types import JSONObject, JSONSchema
 
 _REGEX_LITERAL = re.compile(r"/(\^.*|.*(?<!\\)\$)/([a-z]*)")
-_BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
+
+BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
+"""The schema of bytes in JSON."""
 
 
 def _file_schema(about: str, **others: JSONObject) -> JSONObject:
     """Return the schema of a file: base64, or an object with its content from one of several sources."""
     text = {"type": "string", "description": "Instead of content: text to send as UTF-8."}
-    sources: JSONObject = {"content": _BASE64, "text": text, **others}
+    sources: JSONObject = {"content": BASE64, "text": text, **others}
     names = {"filename": {"type": "string"}, "contentType": {"type": "string"}}
     described = {
         "type": "object",
@@ -36,7 +38,7 @@ def _file_schema(about: str, **others: JSONObject) -> JSONObject:
         "oneOf": [{"required": [source]} for source in sources],
         "additionalProperties": False,
     }
-    return {"description": about, "anyOf": [_BASE64, described]}
+    return {"description": about, "anyOf": [BASE64, described]}
 
 
 FILE_SCHEMA = _file_schema("A file: its bytes in base64, or an object that also has its name.")
@@ -217,7 +219,7 @@ def repair_enum(out: JSONObject) -> None:
 
 
 def repair_pattern(out: JSONObject) -> None:
-    """Read a pattern that is written as a literal of JavaScript, `/^a$/`, which matches no text as it is.
+    """Convert a pattern that is written as a literal of JavaScript, `/^a$/`, which would match no text.
 
     A literal with flags is omitted: `pattern` has no flags.
     """
@@ -235,3 +237,12 @@ def closed_object(properties: JSONObject, required: list[str]) -> JSONObject:
         "additionalProperties": False,
     }
     return {**schema, "required": required} if required else schema
+
+
+def any_of(schemas: Iterable[JSONObject]) -> JSONObject:
+    """Return a schema that matches any of `schemas`."""
+    distinct: list[JSONObject] = []
+    for schema in schemas:
+        if schema not in distinct:
+            distinct.append(schema)
+    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}

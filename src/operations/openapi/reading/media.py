@@ -48,8 +48,10 @@ def parameter_of(media_type: str, name: str) -> str:
     return ""
 
 
-def without_charset(media_type: str) -> str:
-    """Return a media type without its charset."""
+def in_utf8(media_type: str) -> str:
+    """Return a media type without a charset other than UTF-8."""
+    if parameter_of(media_type, "charset").lower() in {"", "utf-8", "utf8"}:
+        return media_type
     kind, *parameters = media_type.split(";")
     others = [each for each in parameters if each.partition("=")[0].strip().lower() != "charset"]
     return ";".join([kind, *others])
@@ -63,7 +65,7 @@ def is_json(media_type: str) -> bool:
 
 
 @lru_cache
-def says_nothing(media_type: str) -> bool:
+def is_unspecific(media_type: str) -> bool:
     """Return whether it does not describe the content: absent, malformed, or a type for arbitrary bytes."""
     kind = essence(media_type)
     return "/" not in kind or kind in {"application/octet-stream", "binary/octet-stream"}
@@ -111,6 +113,11 @@ def is_multipart(media_type: str) -> bool:
     return essence(media_type).startswith("multipart/")
 
 
+def takes_objects(media_type: str) -> bool:
+    """Return whether an object can be sent in this media type: as JSON, as a form, or in parts."""
+    return is_json(media_type) or is_form(media_type) or is_multipart(media_type)
+
+
 @lru_cache
 def is_range(media_type: str) -> bool:
     """Return whether it is a range of types (`image/*`)."""
@@ -130,8 +137,7 @@ def is_plain_json(media_type: str) -> bool:
 
 def is_utf8_json(media_type: str) -> bool:
     """Return whether it is one type of JSON, in UTF-8."""
-    is_utf8 = parameter_of(media_type, "charset").lower() in {"", "utf-8"}
-    return is_utf8 and is_json(media_type) and not is_range(media_type)
+    return is_json(media_type) and not is_range(media_type) and in_utf8(media_type) == media_type
 
 
 @lru_cache

@@ -50,6 +50,20 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     encoding: JSONObject = {}
     """The encoding of each property, if it is a form."""
 
+    def described(self, schema: JSONObject, argument: str | None = None) -> JSONObject:
+        """Return a schema with this parameter's description, for an argument that may have another name."""
+        notes: JSONObject = {}
+        if self.description:
+            notes["description"] = self.description
+        if self.deprecated:
+            notes["deprecated"] = True
+        if argument not in (None, self.name):
+            text = notes.get("description") or schema.get("description") or ""
+            notes["description"] = (
+                f"{text} Sent as the {self.place} parameter {self.name!r}.".strip()
+            )
+        return {**schema, **notes} if notes else schema
+
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One representation of a body."""
@@ -88,6 +102,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Three digits, `4XX` or `default`."""
 
     media: tuple[Media, ...] = ()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a successful response that may be neither JSON nor text."""
+        kinds = [offered.media_type for offered in self.media]
+        return (self.status[:1] == "2" or self.status == "default") and not all(
+            media.is_json(kind) or media.is_text(kind) or media.is_sequence(kind) for kind in kinds
+        )
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, gc=False):

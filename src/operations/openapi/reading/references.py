@@ -76,16 +76,6 @@ class References:
         except DocumentError:
             return None
 
-    def is_misplaced(self, node: Any) -> bool:
-        """Return whether `node`, or its target, is not an object; False if `unresolved` reports the reference."""
-        if is_object(node) and "$ref" not in node:
-            return False
-        try:
-            found = self.value(node)
-        except DocumentError:
-            return False
-        return not is_object(found) or "$ref" in found
-
     def object_at(self, node: Any) -> JSONObject:
         """Return `node`, or its target, if it is an object; else an empty object."""
         if is_object(node) and "$ref" not in node:

@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from operations._json import is_list, is_object, list_of, object_of
+from operations._text import printable
 from operations.openapi.reading.definitions import (
     CLOSING,
     Definition,
@@ -270,11 +271,8 @@ class SchemaDraft:
         elif key == "example":
             if "examples" not in schema:
                 put(out, "examples", data_of([value]))
-        elif key == "$dynamicRef":
-            if type(value) is str:
-                out.update(as_object(self._reference({"$ref": value}, value, at)))
-        elif key == "dependencies":
-            self._dependencies(value, at, out)
+        elif key == "$dynamicRef" and type(value) is str:
+            out.update(as_object(self._reference({"$ref": value}, value, at)))
 
     def _repair(self, schema: JSONObject, out: JSONObject) -> None:
         """Correct the converted keywords that contradict each other or that a validator would reject."""
@@ -313,15 +311,6 @@ class SchemaDraft:
                 out["items"] = self._convert(schema["additionalItems"], at)
         else:
             out["items"] = self._convert(value, at)
-
-    def _dependencies(self, value: Any, at: _Position, out: JSONObject) -> None:
-        """Convert `dependencies` of earlier drafts, which combines names and schemas."""
-        if not is_object(value):
-            return
-        names = {key: item for key, item in value.items() if is_list(item)}
-        schemas = {key: self._convert(item, at) for key, item in value.items() if is_object(item)}
-        put(out, "dependentRequired", dependent_names(names) or None)
-        put(out, "dependentSchemas", schemas or None)
 
 
 def _applied(schema: Any) -> Iterator[str]:
@@ -391,7 +380,8 @@ class SchemaConverter(Definitions):
             each: {named[ref] for ref in _applied(each.schema) if ref in named} for each in new
         }
         for each in _on_cycles(edges):
-            _LOGGER.warning("A schema contains itself and allows any value: #%s", each.pointer)
+            text = "A schema contains itself and allows any value: #%s"
+            _LOGGER.warning(text, printable(each.pointer))
             each.schema = True
         for each in new:
             each.is_checked = True

@@ -127,11 +127,6 @@ class Subtypes:
                     found[child] = None
                 if self._declaring[child] != child:
                     waiting.append(child)
-        if self._declaring[base] == base:
-            inherited = self._descendants(base)
-            for target in mapped:
-                if target not in inherited and not self._contains(target, base):
-                    found[target] = None
         return tuple(sorted(found, key=self._order.__getitem__))
 
     def _mapped(self, base: str) -> list[str]:
@@ -150,14 +145,6 @@ class Subtypes:
 
     def _descendants(self, base: str) -> set[str]:
         return reachable(self._children.get(base, ()), lambda each: self._children.get(each, ()))
-
-    def _contains(self, pointer: str, wanted: str) -> bool:
-        """Return whether every value of the schema at `pointer` is also a value of the schema at `wanted`."""
-
-        def targets(each: str) -> Iterator[str]:
-            return self._targets(_parts(self._schemas.get(each, {})), "allOf", *UNIONS)
-
-        return wanted in reachable(targets(pointer), targets)
 
     def _targets(self, schemas: list[JSONObject], *keywords: str) -> Iterator[str]:
         """Yield the targets of the references in `keywords`."""

@@ -69,12 +69,16 @@ def _enforce_bounds(text: str) -> None:
     is_long = sum(map(text.count, _SEPARATORS)) >= MAX_DOCUMENT_VALUES
     has_aliases = "*" in text and _ANCHOR.search(text) is not None
     openings = islice(_OPENING.finditer(text), _MANY)
-    if not is_long and not has_aliases and sum(1 for _ in openings) < _MANY:
-        return
+    if is_long or has_aliases or sum(1 for _ in openings) == _MANY:
+        _enforce_expanded(_events(text))
+
+
+def _enforce_expanded(events: Iterable[Any]) -> None:
+    """Raise an error if the document of these events nests too deeply, or has too many values with its aliases."""
     count = 0
     sizes: dict[str | None, int] = {}
     unfinished: list[tuple[str | None, int]] = []
-    for event in _events(text):
+    for event in events:
         if isinstance(event, yaml.AliasEvent):
             count += sizes.get(event.anchor, 0)
         elif isinstance(event, yaml.CollectionEndEvent):

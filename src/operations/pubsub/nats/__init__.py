@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 
-from operations._text import enforce_lists
 from operations.errors import (
     MissingExtraError,
     NotPermittedError,
@@ -83,9 +82,6 @@ _PING_SECONDS = 0.3
 
 _HEADER_BYTES = 256
 """Bytes reserved for the headers of a request in JetStream."""
-
-_SEND_WAIT = 3.0
-"""Seconds that a reply waits for a connection that is being restored."""
 
 _MAX_KNOWN = 4096
 """The number of addresses and subjects that are cached, because a worker replies to the same callers repeatedly."""
@@ -257,7 +253,6 @@ class NatsTarget(BrokerTarget):
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
-        enforce_lists(addresses=addresses)
         self.enforce_usable()
         async with AsyncExitStack() as undo:
 
@@ -303,7 +298,7 @@ class NatsTarget(BrokerTarget):
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
-        await self.ready(_SEND_WAIT)
+        await self.ready()
         await self._nats.publish_now(subject, body)
 
     async def is_present(self, address: str) -> bool:
@@ -358,10 +353,17 @@ class NatsTarget(BrokerTarget):
             return undo.pop_all()
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
-        """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
+        """Publish to the subject of the queue or of a worker.
+
+        If it has no subscriber, the server sends an empty message to `reply_to`.
+        """
         await self.ready(wait)
+        if worker:
+            name = worker[len(self._control_space) :]
+            await self._nats.publish_now(self._subject(worker), body, f"{reply_to}.{key}={name}")
+            return ""
         if self._jetstream is not None:
             subject = f"{self._queue(queue, 'durable')}.{self.client}"
             # Includes the secret part of the mailbox, because all clients of a stream share message ids.
@@ -391,16 +393,6 @@ class NatsTarget(BrokerTarget):
             if refused:
                 raise NotPermittedError(f"NATS reported a {refused}: {NOT_PERMITTED}")
             self._permitted.add(subject)
-
-    async def send_request(
-        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> str:
-        """Publish to the subject of a worker. If the worker has left, the server sends a message to `reply_to`."""
-        subject = self._subject(worker)
-        await self.ready(wait)
-        name = worker[len(self._control_space) :]
-        await self._nats.publish_now(subject, body, f"{reply_to}.{key}={name}")
-        return ""
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether a durable queue still has a request."""

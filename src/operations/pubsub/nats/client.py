@@ -463,7 +463,7 @@ async def _closed(transport: Any) -> None:
 
 
 def _note_tls(transport: Any) -> None:
-    """Tell the protocol of a connection that TLS was added to it.
+    """Inform the protocol of a connection that TLS was added to it.
 
     The library does not, so that asyncio would log a warning at the end of each connection.
     """

@@ -25,10 +25,10 @@ from secrets import token_hex
 from typing import Any
 
 from operations._json import MAX_REQUEST_VALUES
-from operations._text import enforce_lists
 from operations.errors import (
     MissingExtraError,
     NoReceiverError,
+    NotPermittedError,
     NotSentError,
     QueueFullError,
     TransportError,
@@ -37,7 +37,6 @@ from operations.errors import (
 if find_spec("redis") is None:
     raise MissingExtraError("operations.pubsub.redis", extra="redis")
 
-import msgspec
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.pubsub.base import (
@@ -47,23 +46,25 @@ from operations.pubsub.base import (
     QueueState,
     Receiver,
     StoredLetter,
+    decode_frame,
 )
 from operations.pubsub.config import (
     ANY_CLIENT,
+    NOT_PERMITTED,
     NOT_PRIVATE,
     RedisConfig,
     enforce_client,
     is_worker_in,
 )
 from operations.pubsub.delivery import enforce_size
-from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
+from operations.pubsub.redis.connection import PipelinedConnection, RedisClient
+from operations.pubsub.redis.errors import WrongServerError, refusal
 from operations.pubsub.redis.subscriptions import (
     PUT,
     PUT_SHA,
     Channels,
     MailboxReader,
     QueueReader,
-    not_added,
 )
 from operations.pubsub.signing import signed
 from operations.types import options_of
@@ -178,7 +179,6 @@ class RedisTarget(RedisClient):
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
-        enforce_lists(addresses=addresses)
         self.enforce_usable()
         boxes = [address for address in addresses if self._is_mailbox(address)]
         controls = [address for address in addresses if self._is_control(address)]
@@ -205,7 +205,9 @@ class RedisTarget(RedisClient):
     async def send(self, address: str, body: bytes) -> None:
         """Send to a mailbox, topic or control address of this prefix."""
         enforce_size(body, self.max_bytes)
-        await self.link.ready()
+        # Replies can be sent while a connection that reads is being restored.
+        if not self.link.up.is_set():
+            await self.ready()
         if self._is_mailbox(address):
             # With NOMKSTREAM, because a message to an owner that has left must not create its stream again.
             words = ("NOMKSTREAM", "MAXLEN", "~", _MAILBOX_LENGTH, "*", "e")
@@ -216,20 +218,6 @@ class RedisTarget(RedisClient):
             await self.link.post("PUBLISH", f"{address}:{self.client}", body)
         else:
             raise NotSentError(f"{address!r} is not an address of this prefix")
-
-    async def send_request(
-        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> str:
-        """Publish to the channel of a worker, if it is there.
-
-        The reply of `PUBLISH` does not show this, because it does not count a worker that is still subscribed to a
-        former master, although that worker receives the message.
-        """
-        await self.ready(wait)
-        if not await self.is_present(worker):
-            raise NoReceiverError("its worker left")
-        await self.send(worker, body)
-        return ""
 
     async def count_present(self, address: str) -> int | None:
         """Return the number of listeners at `address`."""
@@ -253,9 +241,11 @@ class RedisTarget(RedisClient):
             return undo.pop_all()
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
-        """Add `body` to the stream of the queue."""
+        """Add `body` to the stream of the queue, or publish it to the channel of a worker."""
+        if worker:
+            return await self._send_to(worker, body, wait)
         enforce_size(body, self.max_bytes)
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
@@ -265,7 +255,10 @@ class RedisTarget(RedisClient):
             try:
                 answer = await self._put(queue, key, body)
             except ResponseError as error:
-                raise not_added(error, self._queue(queue, self.client)) from error
+                reason = refusal(error)
+                failed = NotPermittedError if reason == NOT_PERMITTED else NotSentError
+                name = self._queue(queue, self.client)
+                raise failed(f"Redis refused a request for {name}: {reason}") from error
             except WrongServerError:
                 # The link reconnects, possibly to the new master.
                 if loop.time() + _WRONG_SERVER_PAUSE > ends_at:
@@ -282,6 +275,15 @@ class RedisTarget(RedisClient):
         if answer == _FULL:
             raise QueueFullError(f"too many requests are waiting for {queue!r}")
         return str(answer, "ascii")
+
+    async def _send_to(self, worker: str, body: bytes, wait: float) -> str:
+        # The reply of PUBLISH does not show whether the worker is there, because it does not count a worker that is
+        # still subscribed to a former master, although that worker receives the message.
+        await self.ready(wait)
+        if not await self.is_present(worker):
+            raise NoReceiverError("its worker left")
+        await self.send(worker, body)
+        return ""
 
     async def _put(self, queue: str, key: str, body: bytes) -> Any:
         """Return the id of the new entry, or `_NO_WORKER` or `_FULL`."""
@@ -320,7 +322,7 @@ class RedisTarget(RedisClient):
 
     async def state(self, queue: str) -> QueueState:
         """Return the length of the streams of all clients, and the age of their first entry."""
-        await self.link.ready()
+        await self.ready()
         names = [self._queue(queue, client) for client in self._clients]
         letters = [self._letters(queue, client) for client in self._clients]
         clock, *answers = await asyncio.gather(
@@ -339,7 +341,7 @@ class RedisTarget(RedisClient):
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
         """Return the newest entries of the streams of dead letters, or one. The id of a letter contains its client."""
-        await self.link.ready()
+        await self.ready()
         wanted = [(client, "+", "-") for client in self._clients]
         if letter:
             entry, client = _parse_letter(letter)
@@ -362,7 +364,7 @@ class RedisTarget(RedisClient):
         entry, client = _parse_letter(letter)
         if not entry:
             return False
-        await self.link.ready()
+        await self.ready()
         return bool(await self._ask("XDEL", self._letters(queue, client), entry))
 
 
@@ -446,13 +448,6 @@ _REPLIES = (
 """The types of all events except requests."""
 
 
-class _Frame(msgspec.Struct):
-    type: str
-
-
-_frames = msgspec.json.Decoder(_Frame)
-
-
 class RedisInteropTarget(RedisClient):
     """A client of the original protocol. Created by `connect_redis_interop`."""
 
@@ -468,7 +463,6 @@ class RedisInteropTarget(RedisClient):
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Receive all events except requests."""
-        enforce_lists(addresses=addresses)
         return await self._subscribe(_REPLIES, receiver)
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
@@ -486,11 +480,11 @@ class RedisInteropTarget(RedisClient):
     async def send(self, address: str, body: bytes) -> None:
         """Publish to all subscribers."""
         enforce_size(body, self.max_bytes)
-        await self.link.ready()
+        await self.ready()
         await self.link.post("PUBLISH", self._channel(body), body)
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
         """Publish a request to all workers."""
         enforce_size(body, self.max_bytes)
@@ -500,19 +494,11 @@ class RedisInteropTarget(RedisClient):
         return ""
 
     def _channel(self, body: bytes) -> str:
-        try:
-            return f"{self._prefix}{_frames.decode(body).type}:"
-        except ValueError as error:
-            raise NotSentError(f"not an event: {error}") from error
+        return f"{self._prefix}{decode_frame(body).type}:"
 
     async def is_present(self, address: str) -> bool:
         """Return True, because the presence of a listener is unknown."""
         return True
-
-    async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store a request that crashed its workers in a stream, which keeps the last thousand."""
-        name = f"{self._prefix}aside:{queue}"
-        await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 
 
 @asynccontextmanager

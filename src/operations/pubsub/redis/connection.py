@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from ssl import SSLError
 from typing import Any, TypeAlias, cast
 
 import hiredis
@@ -21,28 +20,27 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterError,
-    NoPermissionError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
 from operations._resilience import Backoff, LogThrottle
 from operations._tasks import cancel_tasks, shielded
-from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import BrokerTarget, wait_until
+from operations.errors import TransportError
+from operations.pubsub.base import BrokerTarget
 from operations.pubsub.config import (
     NOT_PERMITTED,
     RedisConfig,
     connect_failure,
     read_redis_address,
     redis_tls_hint,
+)
+from operations.pubsub.redis.errors import (
+    CONNECTION_ERRORS,
+    UnsupportedServerError,
+    WrongServerError,
+    is_final,
+    is_wrong_server,
     refusal,
+    shown,
 )
 
 logger = logging.getLogger("operations")
@@ -53,8 +51,6 @@ KEEPALIVE = 5.0
 SILENCE = 12.0
 """Seconds without a reply after which a connection is closed."""
 _READ_TIMEOUT = SILENCE  # for one command on an unshared connection; blocking reads are shorter
-
-CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
 """Encodes a command. redis-py encodes it in Python, which takes ten times as long."""
@@ -213,7 +209,7 @@ async def _enforce_version(node: Any) -> None:
     version = dict(zip(answer[::2], answer[1::2], strict=False)).get(b"version", b"").decode()
     major = re.match(r"\d+", version)
     if major is not None and int(major[0]) < 7:
-        raise _UnsupportedServerError(
+        raise UnsupportedServerError(
             f"a Redis Cluster needs version 7 or newer, and this one has {version}"
         )
 
@@ -226,32 +222,6 @@ async def _ask_if_permitted(connection: Any, *command: Any) -> Any:
         if isinstance(error.__cause__, NoPermissionError):
             return None
         raise
-
-
-class _UnsupportedServerError(TransportError):
-    """The server is not supported."""
-
-
-def _is_final(error: BaseException | None) -> bool:
-    """Return whether an attempt to connect failed for a reason that a retry cannot fix."""
-    final = (_UnsupportedServerError, AuthenticationError, NoPermissionError, SSLError)
-    while error is not None:
-        is_temporary = is_wrong_server(error) or "maxmemory" in str(error)
-        if isinstance(error, (*final, ResponseError)) and not is_temporary:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-class WrongServerError(NotSentError):
-    """A command was not executed: the server is a replica, is loading, or has lost the shard or the connection."""
-
-
-def is_wrong_server(error: BaseException) -> bool:
-    """Return whether an error means that another server, or the same server later, can execute the command."""
-    return isinstance(error, (BusyLoadingError, ReadOnlyError, AskError, ClusterError)) or any(
-        word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
-    )
 
 
 async def ask(connection: Any, *command: Any, is_sent: bool = False) -> Any:
@@ -278,16 +248,8 @@ async def ask(connection: Any, *command: Any, is_sent: bool = False) -> Any:
         raise TransportError(f"Redis: {reason}") from error
 
 
-def shown(command: tuple[Any, ...]) -> str:
-    """Return the first two words of a command for messages, which never include its payload or script."""
-    return command[0] if command[0] == "EVAL" else " ".join(str(word) for word in command[:2])
-
-
 _PIECE = 256 * 1024
 """The largest single write in bytes."""
-
-_SEND_WAIT = 3.0
-"""The default time in seconds that commands wait for a connection that is being restored."""
 
 MAX_BUFFERED = 8 * 1024 * 1024
 """Senders wait while more bytes than this are unwritten."""
@@ -328,7 +290,9 @@ class RedisClient(BrokerTarget):
 
     def check(self) -> None:
         """Record whether all connections are open, when one of them was added, opened, lost or removed."""
-        if not (self.link.is_up and all(connection.is_up for connection in self.connections)):
+        if not (
+            self.link.up.is_set() and all(connection.up.is_set() for connection in self.connections)
+        ):
             self.connected.clear()
             return
         self.connected.set()
@@ -341,23 +305,21 @@ class ReconnectingConnection(ABC):
     """Runs on a connection, and reconnects when the connection breaks.
 
     If a client has lost all connections, `link` connects first, then the others.
+
+    Attributes:
+        up: Set while the connection is open.
     """
 
     def __init__(self, client: RedisClient) -> None:
         client.connections.append(self)
         self._client = client
-        self._up = asyncio.Event()
+        self.up = asyncio.Event()
         self._backoff = Backoff()
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._heard_at = 0.0
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the connection is open."""
-        return self._up.is_set()
 
     async def open(self) -> None:
         """Connect, with retries until the time limit, and stay connected until it is closed.
@@ -395,7 +357,7 @@ class ReconnectingConnection(ABC):
                 self._failure = error
                 if self._opened.done():
                     self._client.lost(f"the connection to Redis was lost: {error}")
-                elif _is_final(error):
+                elif is_final(error):
                     self._opened.set_exception(TransportError(str(error)))
                     return
             except Exception as error:
@@ -406,14 +368,14 @@ class ReconnectingConnection(ABC):
                 return
             await asyncio.sleep(self._backoff.pause())
             if self is not self._client.link:
-                await self._client.link.ready(None)
+                await self._client.link.up.wait()
 
     async def _live(self) -> None:
         connection = await self._client.connector.connect()
         try:
             await self._prepare(connection)
             self._heard_at = self._loop.time()
-            self._up.set()
+            self.up.set()
             self._backoff.reset()
             if not self._opened.done():
                 self._opened.set_result(None)
@@ -426,7 +388,7 @@ class ReconnectingConnection(ABC):
 
     def _end(self) -> None:
         """Record that the connection is not used any more."""
-        self._up.clear()
+        self.up.clear()
         self._client.check()
         self._broken()
 
@@ -487,18 +449,11 @@ class PipelinedConnection(ReconnectingConnection):
     async def aclose(self) -> None:
         """Write pending commands, and disconnect."""
         try:
-            if self._up.is_set() and self._outbox:
+            if self.up.is_set() and self._outbox:
                 self._wake.set()
                 await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
         finally:
             await super().aclose()
-
-    async def ready(self, wait: float | None = _SEND_WAIT) -> None:
-        """Wait until commands can be sent; raise `NotSentError` if that takes too long, or the client is closed."""
-        if not self._up.is_set():
-            if wait is not None:
-                self._client.enforce_usable()
-            await wait_until(self._up, wait, "Redis cannot be reached")
 
     async def request(self, *command: Any) -> Any:
         """Send a command and return its reply.
@@ -522,7 +477,7 @@ class PipelinedConnection(ReconnectingConnection):
     async def _add(self, command: tuple[Any, ...], waiting: _Waiting) -> None:
         if len(self._outbox) > MAX_BUFFERED:
             await self._drained.wait()
-        if not self._up.is_set():
+        if not self.up.is_set():
             raise WrongServerError("Redis cannot be reached")
         if not self._wake.is_set():
             # Only for the first command of each write, because most commands follow another one.

@@ -5,7 +5,6 @@ Each reader has its own connection, because a blocking read delays every later c
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -17,18 +16,18 @@ from typing import Any, TypeAlias
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations._tasks import shielded
-from operations.errors import NotPermittedError, NotSentError, TransportError
+from operations.errors import TransportError
 from operations.pubsub.base import Consumer, Delivery, Receiver
-from operations.pubsub.config import NOT_PERMITTED, refusal
+from operations.pubsub.config import NOT_PERMITTED
 from operations.pubsub.delivery import IDLE, BatchSize, BrokerClock, deliver
 from operations.pubsub.redis.connection import (
-    CONNECTION_ERRORS,
     SILENCE,
     ReconnectingConnection,
     RedisClient,
     ask,
     pack_command,
 )
+from operations.pubsub.redis.errors import CONNECTION_ERRORS, refusal
 
 logger = logging.getLogger("operations")
 
@@ -56,14 +55,8 @@ _TIDY_AFTER = 30_000
 _LAST_ID = "18446744073709551615-18446744073709551615"
 """The largest id of an entry. A read of the entries after it only checks the permission to read."""
 
-_MAILBOX_BATCH = 64
-"""Messages in the first read. A read that was full is followed by a larger one, up to `_MAX_MAILBOX_BATCH`, because
-each read takes a round trip."""
-
-_MAX_MAILBOX_BATCH = 256
-
-_MAILBOX_BYTES = 1 << 20
-"""A read of more bytes is followed by one of `_MAILBOX_BATCH` messages."""
+_MAILBOX_BATCH = 128
+"""Messages in one read of a mailbox."""
 
 _MAILBOX_BLOCK = 2000
 """Milliseconds that a read of a mailbox blocks, and after which a removed mailbox is created again."""
@@ -198,7 +191,7 @@ class MailboxReader(ReconnectingConnection):
     async def aclose(self) -> None:
         """Stop reading, and delete the streams."""
         await super().aclose()
-        if self._link.is_up:
+        if self._link.up.is_set():
             for box in self._positions:
                 await self._link.post("DEL", box)
 
@@ -212,15 +205,12 @@ class MailboxReader(ReconnectingConnection):
                 await ask(connection, "XREAD", "COUNT", 1, "STREAMS", box, "$")
 
     async def _work(self, connection: Any) -> None:
-        renewed_at, count = self._loop.time(), _MAILBOX_BATCH
+        renewed_at = self._loop.time()
+        command = ("XREAD", "COUNT", _MAILBOX_BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
         while True:
-            command = ("XREAD", "COUNT", count, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
             answer = await ask(connection, *command, *self._positions, *self._positions.values())
-            size = sum([self._deliver(box.decode(), entries) for box, entries in answer or ()])
-            if not answer or size > _MAILBOX_BYTES:
-                count = _MAILBOX_BATCH
-            elif any(len(entries) == count for _, entries in answer):
-                count = min(2 * count, _MAX_MAILBOX_BATCH)
+            for box, entries in answer or ():
+                self._deliver(box.decode(), entries)
             now = self._loop.time()
             # A flushed or evicted mailbox receives no messages, so check that it exists after a period without
             # messages.
@@ -230,21 +220,17 @@ class MailboxReader(ReconnectingConnection):
             elif self._since_trim >= _TRIM_EVERY:
                 await self._trim()
 
-    def _deliver(self, box: str, entries: list[Any]) -> int:
-        """Deliver messages; return their size."""
-        size = 0
+    def _deliver(self, box: str, entries: list[Any]) -> None:
         for entry_id, fields in entries:
             self._positions[box] = entry_id
             if fields and fields[1]:
                 deliver(self._receiver, Delivery(fields[1]))
-                size += len(fields[1])
                 # Limit the memory of large messages.
                 self._since_trim += 1 + len(fields[1]) // 4096
-        return size
 
     async def _trim(self) -> None:
         self._since_trim = 0
-        if self._link.is_up:
+        if self._link.up.is_set():
             for box, position in self._positions.items():
                 await self._link.post("XTRIM", box, "MINID", position)
 
@@ -268,21 +254,6 @@ Without workers, a write fails if the server has become a replica, which the wor
 """
 
 PUT_SHA = sha1(PUT.encode(), usedforsecurity=False).hexdigest()
-
-_LINE = re.compile(r"@user_script:(\d+)")
-
-_CALLED = re.compile(r"redis\.call\('(\w+)'(?:, '(\w+)')?")
-
-
-def not_added(error: ResponseError, queue: str) -> NotSentError:
-    """Return the error of requests that the server did not add to a queue."""
-    reason, line = refusal(error), _LINE.search(str(error))
-    if reason != NOT_PERMITTED:
-        return NotSentError(f"Redis refused the request: {reason}")
-    called = None if line is None else _CALLED.search(PUT.splitlines()[int(line[1]) - 1])
-    command = "EVALSHA" if called is None else " ".join(filter(None, called.groups()))
-    return NotPermittedError(f"Redis refused {command} for {queue}: {NOT_PERMITTED}")
-
 
 _READ = """
 local found, left = {}, tonumber(ARGV[2])
@@ -407,7 +378,7 @@ class QueueReader(ReconnectingConnection):
         """Stop between two reads, so that no entry is read and then dropped."""
         self._closing = True
         try:
-            if self.link.is_up and self._client_id is not None and not self.batch.is_full:
+            if self.link.up.is_set() and self._client_id is not None and not self.batch.is_full:
                 with suppress(TransportError, TimeoutError):
                     await self.link.post("CLIENT", "UNBLOCK", self._client_id)
                     if self._task is not None:
@@ -417,17 +388,22 @@ class QueueReader(ReconnectingConnection):
 
     async def _prepare(self, connection: Any) -> None:
         await self._load_scripts(connection)
+        refused: ResponseError | None = None
         for name in self._names:
             try:
                 await ask(connection, "XGROUP", "CREATE", name, "workers", "0", "MKSTREAM")
             except ResponseError as error:
                 # Without free memory, Redis rejects the command even if the group exists.
-                if "BUSYGROUP" not in str(error) and not await _has_group(connection, name):
-                    raise TransportError(f"Redis: {refusal(error)}") from error
-        # Fails at once if this user may not read, so that no request waits for this worker.
+                refused = refused if "BUSYGROUP" in str(error) else error
+        # Fails at once if a group is missing or this user may not read, so that no request waits for this worker.
         names = self._names
         command = ("XREADGROUP", "GROUP", "workers", self._consumer, "COUNT", 1, "STREAMS", *names)
-        await ask(connection, *command, *(_LAST_ID for _ in names))
+        try:
+            await ask(connection, *command, *(_LAST_ID for _ in names))
+        except ResponseError:
+            if refused is None:
+                raise
+            raise TransportError(f"Redis: {refusal(refused)}") from refused
 
     async def _load_scripts(self, connection: Any) -> None:
         # Clients may run the script that adds requests, but not load it.
@@ -536,15 +512,6 @@ async def _time(connection: Any) -> float:
     """Return the time of the server."""
     seconds, microseconds = await ask(connection, "TIME")
     return int(seconds) + int(microseconds) / 1e6
-
-
-async def _has_group(connection: Any, queue: str) -> bool:
-    """Return whether the workers of a queue have their group already."""
-    try:
-        await ask(connection, "XPENDING", queue, "workers")
-    except ResponseError:
-        return False
-    return True
 
 
 _Entry: TypeAlias = tuple[bytes, bytes, Any]

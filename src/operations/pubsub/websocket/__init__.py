@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from operations.errors import CallError, ErrorCode, MissingExtraError, TransportError
@@ -279,6 +279,52 @@ class AcceptedTarget(WebSocketTarget):
             await asyncio.wait({self.task})
 
 
+class _Handshakes:
+    """Checks handshakes: Host and Origin, the path, and the identity of the peer."""
+
+    def __init__(
+        self,
+        rules: HostRules,
+        path: str,
+        identify: Identify | None,
+        authenticate: Authenticate | None,
+    ) -> None:
+        self._rules = rules
+        self._path = path
+        self._identify = identify
+        self._authenticate = authenticate or _identify
+        self._known: WeakKeyDictionary[ServerConnection, Identity] = WeakKeyDictionary()
+
+    def identity_of(self, connection: ServerConnection) -> Identity | None:
+        """Return the identity of a peer, once."""
+        return self._known.pop(connection, None)
+
+    async def check(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Reject in the handshake: a client that is rejected later counts as connected, and reconnects at once."""
+        headers = _raw_headers(request)
+        rejected, _ = self._rules.check(headers)
+        if rejected is not None:
+            return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
+        if request.path.partition("?")[0] != self._path:
+            return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing at this path\n")
+        if self._identify is None:
+            return None
+        check = partial(self._identify, request)
+        try:
+            identity = await self._authenticate(_address(connection), headers, check)
+        except CallError as error:
+            is_too_many = error.code == ErrorCode.RESOURCE_EXHAUSTED
+            status = HTTPStatus.TOO_MANY_REQUESTS if is_too_many else HTTPStatus.UNAUTHORIZED
+            return connection.respond(status, f"{error}\n")
+        except Exception as error:  # noqa: BLE001 - any exception rejects
+            # Omit its text, which may contain the credential.
+            logger.warning("a WebSocket was rejected: identify raised %s", type(error).__name__)
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "The credential is not valid\n")
+        if identity is not None:
+            self._known[connection] = identity
+        return None
+
+
 @asynccontextmanager
 async def serve_websocket(
     on_connection: Callable[[AcceptedTarget], Awaitable[None]],
@@ -320,35 +366,9 @@ async def serve_websocket(
     rules = HostRules(
         (*LOOPBACK, host) if allowed_hosts is None else allowed_hosts, allowed_origins
     )
-    # The identities by connection, from the handshake until it is served.
-    known: WeakKeyDictionary[ServerConnection, tuple[Identity, Request]] = WeakKeyDictionary()
+    handshakes = _Handshakes(rules, path, identify, authenticate)
     max_received = min(max_received, max_bytes)
     accepts_batches = not interop and max_received >= MAX_BATCH
-
-    async def check_handshake(connection: ServerConnection, request: Request) -> Response | None:
-        """Reject in the handshake: a client that is rejected later counts as connected, and reconnects at once."""
-        headers = _raw_headers(request)
-        rejected, _ = rules.check(headers)
-        if rejected is not None:
-            return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
-        if request.path.partition("?")[0] != path:
-            return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing at this path\n")
-        if identify is None:
-            return None
-        check = partial(identify, request)
-        try:
-            identity = await (authenticate or _identify)(_address(connection), headers, check)
-        except CallError as error:
-            is_too_many = error.code == ErrorCode.RESOURCE_EXHAUSTED
-            status = HTTPStatus.TOO_MANY_REQUESTS if is_too_many else HTTPStatus.UNAUTHORIZED
-            return connection.respond(status, f"{error}\n")
-        except Exception as error:  # noqa: BLE001 - any exception rejects
-            # Omit its text, which may contain the credential.
-            logger.warning("a WebSocket was rejected: identify raised %s", type(error).__name__)
-            return connection.respond(HTTPStatus.UNAUTHORIZED, "The credential is not valid\n")
-        if identity is not None:
-            known[connection] = identity, request
-        return None
 
     def announce(connection: ServerConnection, request: Request, response: Response) -> None:
         response.headers[ANNOUNCED] = str(max_received)
@@ -356,12 +376,11 @@ async def serve_websocket(
             response.headers[BATCHES] = "1"
 
     async def handle(connection: ServerConnection) -> None:
-        identity, request = known.pop(connection, (None, None))
-        sent = connection.request
-        batches = accepts_batches and sent is not None and BATCHES in sent.headers
+        request = cast("Request", connection.request)
+        batches = accepts_batches and BATCHES in request.headers
         async with accept_websocket(
             LibrarySocket(connection, batches),
-            identity=identity,
+            identity=handshakes.identity_of(connection),
             max_bytes=max_bytes,
             max_values=max_values,
             interop=interop,
@@ -375,7 +394,7 @@ async def serve_websocket(
         host,
         port,
         max_size=max_received,
-        process_request=check_handshake,
+        process_request=handshakes.check,
         process_response=announce,
         **{**SETTINGS, **options},
     )

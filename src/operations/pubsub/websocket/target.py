@@ -19,15 +19,16 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from operations._tasks import cancel_tasks, shielded
-from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import (
     PUT_TYPE,
     Consumer,
     Delivery,
+    EventFrame,
     EventTarget,
     Receiver,
+    decode_frame,
     enforce_loop,
     wait_until,
 )
@@ -209,22 +210,23 @@ class LibrarySocket:
             await self._connection.wait_closed()
 
 
-logger = logging.getLogger("operations")
-
 _MAX_EARLY = 100
 _MAX_EARLY_BYTES = 1024 * 1024
 """Limits of messages and bytes that are buffered for the first listener."""
 
+_MESSAGES_PER_TURN = 32
+"""The number of messages after which their calls run and reply, so that the peer has work while others are read."""
+
 _PEER = "peer"
-_CALL_START = b'{"type":"call.'
-_REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
+_EVENT_START = b'{"type":"call.'
+_REQUEST_START = b'{"type":"%b"' % PUT_TYPE.encode()
 
 
 class WebSocketTarget(EventTarget):
     """One end of a WebSocket.
 
     Attributes:
-        malformed: Frames that were not events.
+        malformed: Control messages that could not be processed.
         task: Transports the events.
     """
 
@@ -271,7 +273,6 @@ class WebSocketTarget(EventTarget):
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Receive all events of the peer except requests."""
-        enforce_lists(addresses=addresses)
         return await self._register(self._listeners, receiver)
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
@@ -307,7 +308,7 @@ class WebSocketTarget(EventTarget):
             raise TransportError(f"the WebSocket was closed: {error}") from error
 
     async def enqueue(
-        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float, worker: str = ""
     ) -> str:
         """Send a request to the peer."""
         enforce_loop(self._loop)
@@ -319,10 +320,6 @@ class WebSocketTarget(EventTarget):
     async def is_present(self, address: str) -> bool:
         """Return whether the peer is connected."""
         return self._socket is not None
-
-    async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Log the lost request, because it cannot be stored."""
-        logger.error("a request that broke its peer was dropped")
 
     # ---------------------------------------------------------------------------------------- the socket
 
@@ -346,6 +343,7 @@ class WebSocketTarget(EventTarget):
         """Transport events until the socket closes; return the reason."""
         reason = "the WebSocket was closed"
         batches = isinstance(socket, LibrarySocket) and socket.batches
+        received = 0
         try:
             await self._update_topics()
             while True:
@@ -355,6 +353,9 @@ class WebSocketTarget(EventTarget):
                         self._deliver(body)
                     else:
                         await self._buffer(body)
+                    received += 1
+                    if received % _MESSAGES_PER_TURN == 0:
+                        await asyncio.sleep(0)
         except EOFError as error:
             reason = f"{reason}: {error}" if str(error) else reason
         finally:
@@ -376,17 +377,14 @@ class WebSocketTarget(EventTarget):
             receiver.restored()
 
     def _deliver(self, body: bytes) -> None:
-        if body.startswith(_REQUEST_START):
-            is_request = True
-        elif body.startswith(_CALL_START):
-            # Encoded by this library, so the type is known without decoding.
-            is_request = False
+        if body.startswith(_EVENT_START):
+            # This library writes the type first, so that it is known without decoding.
+            is_request = body.startswith(_REQUEST_START)
         else:
             try:
-                frame = _decode_frame(body)
+                frame = decode_frame(body)
             except (ValueError, RecursionError):
-                self.malformed += 1
-                return
+                frame = _UNREADABLE
             if frame.type in _CONTROLS:
                 self._control(frame.type, frame.payload)
                 return
@@ -439,7 +437,7 @@ class WebSocketTarget(EventTarget):
         """Return whether the peer has subscribed to this event, by its type or by its type and request id."""
         if not self._interop:
             return True
-        frame = _decode_frame(body)
+        frame = decode_frame(body)
         request_id = _decode_subject(frame.payload).request_id
         return not self._wanted.isdisjoint((f"{frame.type}:", f"{frame.type}:{request_id}"))
 
@@ -448,14 +446,10 @@ _CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.abo
 _WORKER_TOPICS = ("call.requested:", "call.aborted:", "call.credit:")
 _CONTROLS = ("__subscribe", "__unsubscribe")
 
+_UNREADABLE = EventFrame(PUT_TYPE)
+"""What is not JSON goes to the receiver of requests, which counts it."""
+
 _MAX_TOPICS = 10_000
-
-
-class _Frame(msgspec.Struct):
-    """The parts of an event that a socket needs; the payload is not decoded, because it may have any size."""
-
-    type: str = ""
-    payload: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Subject(msgspec.Struct, rename="camel"):
@@ -465,7 +459,6 @@ class _Subject(msgspec.Struct, rename="camel"):
     request_id: Any = ""
 
 
-_decode_frame = msgspec.json.Decoder(_Frame).decode
 _decode_subject = msgspec.json.Decoder(_Subject).decode
 
 

@@ -85,8 +85,6 @@ class Normaliser:
         self._root = caches.planner.plan((self._site,))
         self._place = place_of(caches.planner, [self._root])
         self._quick: _Quick = self._choose
-        self._is_clean: Callable[[Any], bool] | None = None
-        """Returns whether a JSON value is known to need no change; None if there is no such test."""
         self.check_text: Callable[[bytes], Any] | None = None
         """Raises `REFUSALS` unless a JSON text is valid and needs no change under any policy."""
 
@@ -107,12 +105,6 @@ class Normaliser:
             if self._caches.creates or all(change.kind != "replaced" for change in changes):
                 return settled, changes or None
         return result, (report and report(value, result)) or None
-
-    def normalise_own(self, value: Any) -> tuple[Any, list[Change] | None]:
-        """As `normalise`, for JSON that is not used elsewhere: parts that need no change are not copied."""
-        if self._is_clean is not None and self._is_clean(value):
-            return value, None
-        return self.normalise(value)
 
     def _stripped(self, value: Any, result: Any) -> list[Change]:
         """Return the changes of the quick pass."""
@@ -152,21 +144,11 @@ class Normaliser:
 
     def _find_types(self) -> "_Quick | None":
         """Return the quick pass by msgspec types, if the document is simple enough."""
-        typed = self._caches.quick.typed(self._root, checks=True)
+        typed = self._caches.quick.typed(self._root)
         if typed is None or typed.shape.depth == 0:
             return None
-        shape, check = typed.shape, typed.check
-
-        def is_clean(value: Any) -> bool:
-            try:
-                check(pack(value))  # type: ignore[misc]
-            except REFUSALS:
-                return False
-            return shape.exact or self._accepts(value)
-
-        if check is not None:
-            self._is_clean = is_clean
-            self.check_text = typed.check_text
+        shape = typed.shape
+        self.check_text = self._caches.quick.check_text(self._root)
 
         def quick(value: Any) -> tuple[Any, _Report | None]:
             report: _Report = self._stripped
@@ -266,26 +248,6 @@ def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:
     for part in _parts(schema, root):
         value = with_defaults(value, filled, part, root)
     return value
-
-
-def omits(value: Any, schema: Any, root: Any) -> bool:
-    """Return whether `value` omits, or may omit, a property that `schema`, a part of `root`, restricts."""
-    schema = object_of(schema)
-    if is_list(value) and any(omits(item, schema.get("items"), root) for item in value):
-        return True
-    if is_object(value) and any(map(is_object, _sweeping(schema))):
-        return True
-    given = object_of(value)
-    restricted = object_of(schema.get("properties")).items() if is_object(value) else ()
-    return any(
-        name not in given or omits(given[name], inner, root) for name, inner in restricted
-    ) or any(omits(value, part, root) for part in _parts(schema, root))
-
-
-def _sweeping(schema: JSONObject) -> list[Any]:
-    """Return the schemas of the properties that `schema` does not name."""
-    patterns = object_of(schema.get("patternProperties")).values()
-    return [*patterns, *(schema[key] for key in _FURTHER if key in schema)]
 
 
 def _of_property(name: str, schema: JSONObject) -> list[Any]:

@@ -243,9 +243,6 @@ class Changes:
             self._add("replaced", location, pointer_to(path), words)
 
     def _merge(self, found: "_Found") -> None:
-        if not self._found:
-            self._found = found.copy()
-            return
         for (kind, place, name), change in found.items():
             self._add(kind, (place, name), change.path, change.message, change.count)
 
@@ -304,12 +301,8 @@ class Uniform:
     def fill(self, objects: list[dict[str, Any]]) -> None:
         """Add the declared defaults that are missing in objects with these names."""
         for name, default in self._filled:
-            if type(default) in _CONTAINERS:
-                for item in objects:
-                    item[name] = to_json(default)
-            else:
-                for item in objects:
-                    item[name] = default
+            for item in objects:
+                item[name] = to_json(default)
 
     def changes(self, count: int, path: Path = ()) -> "_Found":
         """Return the changes to a list of `count` objects at `path`."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from msgspec import ValidationError, json, msgpack
+from msgspec import json, msgpack
 
 from operations._json import MAX_DEPTH, SCALARS, Path, as_json, kind_of, to_json
-from operations._objects import dumped_models, holds_objects, pack_objects, without_objects
+from operations._objects import without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import NeedsRepair, Pass, applied, placed
@@ -44,21 +44,24 @@ class StrippingPass(Pass):
         self._typed: dict[Plan, TypedStrip | None] = {}
         self._candidates: dict[tuple[Plan, str], list[list[tuple[Site, Plan]]]] = {}
 
-    def typed(self, plan: Plan, *, checks: bool = False) -> "TypedStrip | None":
-        """Return the pass of a simple plan by a msgspec type; None for other plans.
-
-        Args:
-            plan: The plan.
-            checks: Whether the pass also has the checks for values that need no change.
-        """
+    def typed(self, plan: Plan) -> "TypedStrip | None":
+        """Return the pass of a simple plan by a msgspec type; None for other plans."""
         shape = self._shaper.shape(plan)
-        if shape is None:
+        with suppress(TypeError, ValueError):  # msgspec does not support the type.
+            return None if shape is None else TypedStrip(shape)
+        return None
+
+    def check_text(self, plan: Plan) -> Callable[[bytes], Any] | None:
+        """Return a function that raises `REFUSALS` unless a JSON text is valid and needs no change.
+
+        None if no type expresses the whole plan.
+        """
+        shape, closed = self._shaper.shape(plan), self._closed.shape(plan)
+        if shape is None or closed is None or not shape.exact:
             return None
-        try:
-            return TypedStrip(shape, self._closed.shape(plan) if checks else None)
-        except (TypeError, ValueError):
-            # msgspec does not support the type.
-            return None
+        with suppress(TypeError, ValueError):  # msgspec does not support the type.
+            return json.Decoder(closed.type).decode
+        return None
 
     def cast(self, plan: Plan, value: Any, path: Path = (), levels: int = MAX_DEPTH) -> Any:
         """Strip and fill a value."""
@@ -127,27 +130,18 @@ class TypedStrip:
 
     Args:
         shape: The type.
-        closed: The type of values that need no change, which also checks models that converted themselves to JSON.
 
     Attributes:
         shape: The type.
         decode: Decodes a value that `pack` encoded.
-        check: Raises `REFUSALS` unless a packed value is known to need no change; None if unavailable.
-        check_text: As `check`, for JSON text, which is then also valid; None if unavailable.
 
     Raises:
         TypeError, ValueError: If msgspec does not support the type.
     """
 
-    def __init__(self, shape: PlanType, closed: PlanType | None) -> None:
+    def __init__(self, shape: PlanType) -> None:
         self.shape = shape
         self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
-        self.check: Callable[[bytes], Any] | None = None
-        self.check_text: Callable[[bytes], Any] | None = None
-        if closed is not None:
-            self.check = msgpack.Decoder(closed.type).decode
-            self.check_text = json.Decoder(closed.type).decode if shape.exact else None
-        self._packs = True
 
     def strip(self, value: Any) -> tuple[Any, bool]:
         """Return a value stripped and filled, and whether that changed it.
@@ -157,34 +151,10 @@ class TypedStrip:
         """
         finish, must_finish = self.shape.finish, self.shape.must_finish
         try:
-            if type(value) is not dict and holds_objects(value):
-                dumped = dumped_models(value)
-                if dumped is not None:
-                    if self._is_clean(pack(dumped)):
-                        return dumped, False
-                elif self._packs:
-                    packed = pack_objects(value)
-                    try:
-                        result = self.decode(packed)
-                    except ValidationError:
-                        # The value may have a special type in MessagePack, such as an aware datetime.
-                        self._packs = False
-                    else:
-                        differs = pack(result) != packed
-                        if must_finish and finish is not None:
-                            differs = finish([result], [result]) or differs
-                        return result, differs
-                value = without_objects(value) if dumped is None else dumped
+            value = without_objects(value)
             result = self.decode(pack(value))
             if finish is None or (not must_finish and is_unchanged(value, result)):
                 return result, False
             return result, finish([value], [result])
         except REFUSALS:
             raise NeedsRepair from None
-
-    def _is_clean(self, packed: bytes) -> bool:
-        """Return whether a value is known to need no change."""
-        try:
-            return self.check is not None and self.check(packed) is not None
-        except ValidationError:
-            return False

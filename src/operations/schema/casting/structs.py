@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 import msgspec
 
 from operations._json import is_plain, to_json
-from operations.schema.plans import MISSING, Plan, scalar_types
+from operations.schema.plans import MISSING, Plan
+from operations.schema.values import scalar_types
 
 Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
 """Takes values and their decoded results, and fills declared defaults in the results; returns whether any value differs

@@ -86,6 +86,10 @@ class Notes:
         nested = getattr(note, "metadata", ())
         for inner in nested if isinstance(nested, list) else ():  # pyright: ignore[reportUnknownVariableType]
             self._take(inner)
+        self._take_constraints(note)
+        self._take_words(note)
+
+    def _take_constraints(self, note: Any) -> None:
         for name, expected in _CONSTRAINTS.items():
             value: Any = getattr(note, name, None)
             if name == "pattern":
@@ -96,6 +100,8 @@ class Notes:
                 self.bounds[name] = value
         if type(note).__name__ == "Predicate":
             self.predicates.append(note.func)
+
+    def _take_words(self, note: Any) -> None:
         for name, expected in _WORDS.items():
             value = getattr(note, name, None)
             if isinstance(value, expected):

@@ -88,12 +88,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
 
 def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> list[Any]:
     """Return each item converted by its own converter."""
-    try:
-        pairs = zip(items, converters, strict=False)
-        return [item if convert is None else convert(item) for item, convert in pairs]
-    except ConversionError:
-        # Again, to collect the errors of all items.
-        return list(convert_parts(zip(count(), items, converters)).values())
+    return list(convert_parts(zip(count(), items, converters)).values())
 
 
 class FixedTuple(msgspec.Struct, frozen=True, eq=False):
@@ -294,18 +289,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if convert_extra is not None:
                 extra = value.keys() - arguments.keys()
                 used = [*steps, *((name, None, convert_extra) for name in extra)]
-            result = dict(value)
-            try:
-                for name, kind, convert in used:
-                    if name in value and type(item := value[name]) is not kind:
-                        result[name] = convert(item)
-            except ConversionError:
-                # Again, to collect the errors of all fields.
-                result |= convert_parts(
-                    (name, value[name], convert)
-                    for name, kind, convert in used
-                    if name in value and type(value[name]) is not kind
-                )
+            result = value | convert_parts(
+                (name, value[name], convert)
+                for name, kind, convert in used
+                if name in value and type(value[name]) is not kind
+            )
             if not select:
                 return result
             return {arguments[name]: item for name, item in result.items() if name in arguments}

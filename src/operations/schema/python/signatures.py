@@ -8,13 +8,11 @@ Rule 3: the function is never called with a value that its annotation does not a
 import inspect
 import types
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
-
-import msgspec
 
 from operations._json import reject_masked, to_json
 from operations.errors import ErrorCode, RegistrationError, SchemaError
@@ -39,68 +37,6 @@ Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(input, context)`; returns the function's result: a value, an awaitable or an async iterator."""
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The parameters of a function."""
-
-    record: Record
-    """The parameters that the caller provides."""
-
-    positional: Mapping[str, Any]
-    """Positional-only parameters, in order, with their defaults."""
-
-    context: str | None
-    """The parameter that receives the context of the call."""
-
-    in_order: bool
-    """Whether all parameters are required, accept positional arguments, and come from the caller."""
-
-    def document(self) -> JSONObject:
-        """Return the schema of the input: an object, closed unless the function has `**kwargs`."""
-        definitions = CollectedDefs("validation")
-        schema = self.record.schema(definitions)
-        if self.record.extra is not None and self.context is not None:
-            # Parameters that the library fills in are not part of the input.
-            schema["properties"][self.context] = False
-        return definitions.close(schema)
-
-    def bind(self, function: Callable[..., Any], subject: str) -> Handler:
-        """Return a handler that calls `function` with an input that is valid for the schema."""
-        convert = self.record.converter()
-        if convert is None and self.context is None and not self.positional:
-            return _bind_plain(function)
-        handler = self._bind_any(function, convert, subject)
-        steps = [_step(field) for field in self.record.fields]
-        if self.in_order and len(steps) == 2:
-            return _bind_two(function, steps, handler)
-        guards = [(name, kind) for name, kind, step in steps if step is not _same]
-        if self.positional or self.record.extra is not None or (None in dict(guards).values()):
-            return handler
-        return _bind_guarded(function, guards, self.context, handler)
-
-    def _bind_any(
-        self, function: Callable[..., Any], convert: Converter | None, subject: str
-    ) -> Handler:
-        """Return the handler for every signature and every input."""
-        positional, context_name = self.positional, self.context
-
-        def handler(input: Any, context: Any) -> Any:
-            given: JSONObject = input or {}
-            try:
-                arguments = dict(given) if convert is None else convert(given)
-            except ConversionError as error:
-                raise mismatch_error(
-                    ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", error.issues()
-                ) from error
-            if context_name is not None:
-                arguments[context_name] = context
-            if not positional:
-                return function(**arguments)
-            first = [arguments.pop(name, default) for name, default in positional.items()]
-            return function(*first, **arguments)
-
-        return handler
-
-
 def _bind_plain(function: Callable[..., Any]) -> Handler:
     """Return the fastest handler, which passes the input as keyword arguments."""
 
@@ -112,7 +48,7 @@ def _bind_plain(function: Callable[..., Any]) -> Handler:
 
 def _bind_guarded(
     function: Callable[..., Any],
-    guards: Sequence[tuple[str, type | None]],
+    guards: Mapping[str, type | None],
     context_name: str | None,
     otherwise: Handler,
 ) -> Handler:
@@ -121,7 +57,7 @@ def _bind_guarded(
     def handler(input: Any, context: Any) -> Any:
         if not input:
             return otherwise(input, context)
-        for name, kind in guards:
+        for name, kind in guards.items():
             if type(input.get(name)) is not kind:
                 return otherwise(input, context)
         if context_name is None:
@@ -131,46 +67,17 @@ def _bind_guarded(
     return handler
 
 
-def _bind_two(
-    function: Callable[..., Any],
-    steps: Sequence[tuple[str, type | None, Converter]],
-    otherwise: Handler,
-) -> Handler:
-    """Return a handler for two required positional parameters, with a fallback to the general handler."""
-    (name_1, kind_1, convert_1), (name_2, kind_2, convert_2) = steps
-
-    def handler(input: Any, context: Any) -> Any:
-        try:
-            value_1, value_2 = input[name_1], input[name_2]
-            if type(value_1) is not kind_1:
-                value_1 = convert_1(value_1)
-            if type(value_2) is not kind_2:
-                value_2 = convert_2(value_2)
-        except ConversionError:
-            return otherwise(input, context)
-        return function(value_1, value_2)
-
-    return handler
-
-
-def _step(field: Field) -> tuple[str, type | None, Converter]:
-    """Return the name of a parameter, a type whose values need no conversion, and the conversion of other values."""
-    convert = field.shape.converter()
-    return field.name, next(iter(field.shape.exact), None), convert or _same
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def read_parameters(
+def _read_parameters(
     signature: inspect.Signature,
     hints: Mapping[str, Any],
     descriptions: Mapping[str, str],
     context_type: type,
     name: str,
-) -> Parameters:
+) -> tuple[Record, dict[str, Any], str | None]:
     """Return the parameters of a function.
+
+    These are the parameters that the caller provides, the positional-only ones with their defaults, and the name of
+    the parameter that receives the context of the call.
 
     Args:
         signature: From `inspect`.
@@ -186,7 +93,6 @@ def read_parameters(
     extra: Shape | None = None
     fields: list[Field] = []
     positional: dict[str, Any] = {}
-    in_order = True
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             raise RegistrationError(
@@ -202,7 +108,7 @@ def read_parameters(
                 raise RegistrationError(
                     f"{name}: {context} and {parameter.name} both ask for the context"
                 )
-            context, in_order = parameter.name, False
+            context = parameter.name
             continue
         try:
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
@@ -213,22 +119,7 @@ def read_parameters(
                 extra = read(annotation)
         except (AttributeError, NameError, SchemaError, TypeError) as error:
             raise RegistrationError(f"{name}: parameter {parameter.name!r}: {error}") from error
-        in_order = (
-            in_order
-            and parameter.kind in _BY_POSITION
-            and parameter.default is inspect.Parameter.empty
-        )
-    return Parameters(
-        record=Record(fields=tuple(fields), construct=None, extra=extra),
-        positional=positional,
-        context=context,
-        in_order=in_order,
-    )
-
-
-_BY_POSITION = frozenset(
-    {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-)
+    return Record(fields=tuple(fields), construct=None, extra=extra), positional, context
 
 
 def _field(parameter: inspect.Parameter, annotation: Any, descriptions: Mapping[str, str]) -> Field:
@@ -283,7 +174,15 @@ class Signature:
     output_schema: Schema
     """The schema of the result; of each item if it is a stream."""
 
-    parameters: Parameters
+    record: Record
+    """The parameters that the caller provides."""
+
+    positional: Mapping[str, Any]
+    """Positional-only parameters, in order, with their defaults."""
+
+    context_parameter: str | None
+    """The parameter that receives the context of the call; it is not part of the input."""
+
     result: Shape
     returns_envelope: bool
     """Whether the result is annotated as an envelope."""
@@ -294,18 +193,47 @@ class Signature:
     owner: object | None
     """The object of a bound method."""
 
-    @property
-    def context_parameter(self) -> str | None:
-        """The parameter that receives the context of the call; it is not part of the input."""
-        return self.parameters.context
-
     def bind(self, function: Callable[..., Any], subject: str = "input") -> Handler:
         """Return a handler that calls `function` with the context and an input that is valid for `input_schema`.
 
         If a value is not valid for its type, the handler raises `CallError` with `VALIDATION_ERROR` and does not call
         `function`; `subject` is the name of the input in the message.
         """
-        return self.parameters.bind(function, subject)
+        convert = self.record.converter()
+        if convert is None and self.context_parameter is None and not self.positional:
+            return _bind_plain(function)
+        handler = self._bind_any(function, convert, subject)
+        guards = {
+            field.name: next(iter(field.shape.exact), None)
+            for field in self.record.fields
+            if field.shape.converter() is not None
+        }
+        if self.positional or self.record.extra is not None or None in guards.values():
+            return handler
+        return _bind_guarded(function, guards, self.context_parameter, handler)
+
+    def _bind_any(
+        self, function: Callable[..., Any], convert: Converter | None, subject: str
+    ) -> Handler:
+        """Return the handler for every signature and every input."""
+        positional, context_name = self.positional, self.context_parameter
+
+        def handler(input: Any, context: Any) -> Any:
+            given: JSONObject = input or {}
+            try:
+                arguments = dict(given) if convert is None else convert(given)
+            except ConversionError as error:
+                raise mismatch_error(
+                    ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", error.issues()
+                ) from error
+            if context_name is not None:
+                arguments[context_name] = context
+            if not positional:
+                return function(**arguments)
+            first = [arguments.pop(name, default) for name, default in positional.items()]
+            return function(*first, **arguments)
+
+        return handler
 
     def arguments(self, positional: tuple[Any, ...], named: dict[str, Any]) -> JSONObject:
         """Return the input for the arguments of a call. Validation reports missing arguments.
@@ -362,21 +290,35 @@ def signature_of(
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise RegistrationError(f"the signature of {name} cannot be read: {error}") from error
-    parameters = read_parameters(signature, hints, docstring.names, context_type, name)
+    record, positional, context = _read_parameters(
+        signature, hints, docstring.names, context_type, name
+    )
     kind, result = _kind(inner, hints.get("return", Any), name)
     output = _result_shape(result, envelope_type, name)
     returns_envelope = envelope_type is not None and origin_of(peel(result)[0]) is envelope_type
     return Signature(
         kind=kind,
         description=docstring.description,
-        input_schema=Schema(parameters.document),
+        input_schema=Schema(partial(_input_document, record, context)),
         output_schema=Schema(partial(document_of, output, "serialization")),
-        parameters=parameters,
+        record=record,
+        positional=positional,
+        context_parameter=context,
         result=output,
         returns_envelope=returns_envelope,
         callable=signature,
         owner=getattr(inner, "__self__", None),
     )
+
+
+def _input_document(record: Record, context_name: str | None) -> JSONObject:
+    """Return the schema of the input: an object, closed unless the function has `**kwargs`."""
+    definitions = CollectedDefs("validation")
+    schema = record.schema(definitions)
+    if record.extra is not None and context_name is not None:
+        # Parameters that the library fills in are not part of the input.
+        schema["properties"][context_name] = False
+    return definitions.close(schema)
 
 
 def _without_partials(function: Any) -> Any:

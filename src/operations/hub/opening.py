@@ -1,14 +1,22 @@
-"""Open the parts of a config: its sources and brokers, the callers of `[access]`, the authority and the ledger.
+"""Open the parts of a config: modules, sources and brokers, the callers of `[access]`, the authority and the ledger.
 
 Packages that are slow to import or may not be installed are imported when a config needs them.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    redirect_stdout,
+)
 from dataclasses import replace
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +26,7 @@ from operations.access import AccessControl, Identity
 from operations.authority import Authority, Grants, Ledger, SQLiteValues, Store, StoreError
 from operations.authority.grants import PREFIX
 from operations.authority.store import open_broker_store
+from operations.caller_tokens import CallerToken
 from operations.calls import from_calls
 from operations.calls.jobs import WorkerConfig
 from operations.calls.monitoring import monitor_group
@@ -26,17 +35,10 @@ from operations.config import ConfigError, ConfigFile
 from operations.config.model import BrokerEntry, LedgerEntry, MCPEntry, OpenAPIEntry
 from operations.errors import OperationsError
 from operations.front.config import JWTConfig
-from operations.hub.source import (
-    ListedServer,
-    Opened,
-    Source,
-    load_tokens,
-    open_modules,
-    per_source,
-)
+from operations.hub.source import ListedServer, Opened, Source, per_source
 from operations.pubsub.base import EventTarget
 from operations.pubsub.config import NatsConfig, RedisConfig
-from operations.scanner import Skipped
+from operations.scanner import Skipped, scan_operations
 from operations.types import JSONObject
 
 
@@ -97,6 +99,57 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
             return await open_server(source.name, source.entry, file)
         case "broker":
             return await open_workers(source.name, source.entry, file)
+
+
+@contextmanager
+def _importing_beside(file: ConfigFile) -> Generator[None]:
+    """Make modules in the folder of the config importable by name, as `python -m` does, and print to standard error.
+
+    On standard output, their text would be mixed with results or MCP messages.
+    """
+    folder = str(file.folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def load_setup(file: ConfigFile) -> Any:
+    """Import the function that `setup` names.
+
+    Raises:
+        ConfigError: If it cannot be imported.
+    """
+    module, _, name = str(file.config.setup).partition(":")
+    with _importing_beside(file):
+        try:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise file.fault(f"cannot be imported: {error}.", "setup") from error
+
+
+def load_tokens(file: ConfigFile, values: Iterable[Any]) -> None:
+    """Import the functions that return the tokens of callers, so that a missing function is reported at once.
+
+    Raises:
+        ValueError: If one cannot be imported.
+    """
+    with _importing_beside(file):
+        for value in values:
+            if isinstance(value, CallerToken):
+                value.load()
+
+
+def open_modules(module: str, file: ConfigFile) -> Opened:
+    """Scan a package, a folder or a file.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+    """
+    path = file.resolve(module)
+    with _importing_beside(file):
+        found = scan_operations(path if path.exists() else module)
+    return Opened(operations=found, origin=module, skipped=list(found.skipped))
 
 
 async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Opened:
@@ -229,7 +282,10 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
         short["cwd"] = file.folder
     if entry.token is not None:
         short["auth"] = file.secret(entry.token)
-    config = MCPClientConfig(**file.options(MCPClientConfig, entry), **short)
+    revealed: list[str] = []
+    options = file.options(MCPClientConfig, entry, revealed) | short
+    options["secrets"] = [*options.get("secrets", ()), *revealed]
+    config = MCPClientConfig(**options)
     if config.login is None:
         return config
     from operations.mcp.oauth import token_path  # noqa: PLC0415 - needs an extra
@@ -255,7 +311,8 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         grants = file.config.access.grants
         group = worker_config(entry, file).group
         if entry.delegate and grants is not None:
-            options["delegate"] = Grants(file.secret(grants.key)).delegate(group)
+            key, namespace = file.secret(grants.key), options.get("namespace")
+            options["delegate"] = Grants(key).delegate(group, namespace=namespace)
         service = from_calls(target, **options)
         monitor = await stack.enter_async_context(monitor_group(target, group))
         await stack.enter_async_context(service)
