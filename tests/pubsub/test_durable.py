@@ -305,6 +305,44 @@ async def test_r34_deleted_streams_of_jetstream_are_created_again(
                 assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
+@pytest.mark.requirement("R34")
+async def test_r34_a_deleted_stream_that_others_watch_is_created_again(jetstream: Broker) -> None:
+    """With another subscriber, the server does not report that no stream stores the request."""
+    async with (
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here) as calls,
+        connected(jetstream) as admin,
+    ):
+        await admin.subscribe("operations.durable.>")
+        made = await admin.subscribe("$JS.API.STREAM.CREATE.operations_durable")
+        await admin.jetstream().delete_stream("operations_durable")
+        call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=60))
+        await made.next_msg(timeout=20)
+        async with (
+            connect_nats(jetstream.url, durable=True) as there,
+            serve_calls(build_registry(), there),
+        ):
+            with anyio.fail_after(20):
+                assert (await call).data == 3
+
+
+async def test_a_stream_is_not_created_again_while_the_server_deletes_it(
+    jetstream: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the server sometimes has a stream that never stores anything."""
+    pause, loop = 0.5, asyncio.get_running_loop()
+    monkeypatch.setattr("operations.pubsub.nats.jetstream._RETRY", pause)
+    async with calling(jetstream.url) as calls, connected(jetstream) as admin:
+        made = await admin.subscribe("$JS.API.STREAM.CREATE.operations_durable")
+        deleted_at = loop.time()
+        await admin.jetstream().delete_stream("operations_durable")
+        call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
+        await made.next_msg(timeout=20)
+        assert loop.time() - deleted_at >= pause
+        with anyio.fail_after(20):
+            assert (await call).data == 3
+
+
 async def test_a_request_that_jetstream_cannot_store_is_unavailable(jetstream: Broker) -> None:
     assert isinstance(jetstream, NatsServer)
     async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:

@@ -69,7 +69,8 @@ _COUNTED = 0.5
 """Seconds for which the counters of a consumer are cached."""
 
 _RETRY = 0.2
-"""Seconds between attempts."""
+"""Seconds between attempts, and before a deleted stream is created again: a stream that is created while the server is
+still deleting its predecessor never stores anything."""
 
 _NO_CONSUMER, _NAME_IN_USE = 10014, 10058
 _TEMPORARY = {10008, 10009}
@@ -266,25 +267,26 @@ class JetStream:
                 failed, failure = TransportError, error
             except NoStreamResponseError as error:
                 failure = error
-                if loop.time() < end:
-                    await self._open_again(failed)
             except Error as error:
-                failure = error
                 code = getattr(error, "err_code", None)
                 if code in _FULL and failed is NotSentError:
                     reason = getattr(error, "description", None) or error
                     raise QueueFullError(f"the stream is full: {reason}") from error
                 if code not in _TEMPORARY:
                     raise failed(f"JetStream: {error}") from error
+                failure = error
             if loop.time() >= end:
                 reason = str(failure) or "no response"
                 raise failed(f"JetStream did not store a request: {reason}") from failure
             await asyncio.sleep(_RETRY)
+            if not isinstance(failure, APIError):
+                await self._open_again(failed)
 
     async def _open_again(self, failed: type[TransportError]) -> None:
         """Find or create the stream in the background, once for all requests that need it.
 
-        The stream was deleted, or has no leader; in the latter case the next attempt to publish may be faster.
+        The stream was deleted, or has no leader; in the latter case the next attempt to publish may be faster. A
+        deleted stream causes a timeout instead of an error if another client has subscribed to its subjects.
         """
         if self._opening is None:
             self._opening = asyncio.Task(self.open())
@@ -495,12 +497,12 @@ class DurableReader:
     async def _recover(self, error: Exception) -> None:
         """Create the consumer and the stream again if they were deleted; the connection may also be lost."""
         logger.debug("JetStream: %r", error)
+        await asyncio.sleep(_RETRY)
         try:
             await self._jetstream.prepare(self._queue)
         except (Error, TimeoutError, TransportError) as failure:
             level = self._failures.level()
             logger.log(level, "requests cannot be fetched from JetStream: %s", failure)
-        await asyncio.sleep(_RETRY)
 
     async def _time(self) -> float | None:
         """Return the time of the server, which determines the age of requests."""
