@@ -366,7 +366,7 @@ class CallSender(ABC):
                     f"no worker serves the group {self.group!r}; start a worker, or check the group"
                 )
         elif call.is_pinned or not self._redirect(call):
-            reason = f"the only worker that has {call.payload.operation_id} left"
+            reason = f"the worker of {call.payload.operation_id} left, and no other may run it"
         if reason:
             self._end(request_id, CallError(ErrorCode.UNAVAILABLE, reason, begun=False))
         else:
