@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -47,6 +48,25 @@ async def test_a_server_killed_between_calls_is_started_again() -> None:
 
             assert second != first
         assert not is_alive(second)
+
+
+async def test_a_call_after_closing_is_not_retried_although_the_server_was_lost(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "server.py"
+    shutil.copy(RAW, script)
+    config = MCPClientConfig(command=sys.executable, args=["-I", "-S", str(script), "normal"])
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", config) as client:
+            pid = int(text_of(await OperationRegistry(client).execute("raw.pid", {})))
+            script.unlink()
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: client.next_attempt is not None)
+        with pytest.raises(CallError) as caught:
+            await OperationRegistry(client).execute("raw.pid", {})
+
+    assert caught.value.message == "raw is closed"
+    assert not caught.value.retryable
 
 
 async def test_the_log_of_a_server_that_exits_again_and_again_is_short(

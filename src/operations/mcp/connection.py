@@ -149,16 +149,19 @@ class LiveConnection:
         """Return an open session; wait for the connection if it may be opened in time.
 
         Raises:
-            CallError: `UNAVAILABLE`, with the reason of the last failure.
+            CallError: `UNAVAILABLE`, with the reason of the last failure, or because the connection is closed.
         """
+        has_waited = False
         while (session := self.session) is None:
             is_closed = self.is_closed or self._owner is None
-            if self._failure is not None and (is_closed or self._is_too_late()):
+            # A later call to a closed connection must not be retried, whatever the reason of its last failure.
+            if self._failure is not None and (has_waited if is_closed else self._is_too_late()):
                 # A copy for each caller, because a raised error collects tracebacks.
                 raise copy(self._failure)
             if is_closed:
                 raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
             self._wanted.set()
+            has_waited = True
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._latest):
                     await self._changed.wait()
