@@ -386,7 +386,7 @@ class ResourceWatches:
             watched = self._watched[key] = _Watched(uri, self._server, connection)
             self._tasks.add(watched.task)
             watched.task.add_done_callback(self._tasks.discard)
-        changes = asyncio.Queue[str](MAX_UNREAD)
+        changes = _Unread(MAX_UNREAD)
         watched.watchers.add(changes)
         try:
             await asyncio.shield(watched.is_subscribed)
@@ -415,12 +415,27 @@ class ResourceWatches:
             await asyncio.wait(tuple(self._tasks))
 
 
+class _Unread(asyncio.Queue[str]):
+    """The unread changes of one subscriber, without repetitions."""
+
+    def _init(self, maxsize: int) -> None:
+        self._queue: dict[str, None] = {}
+
+    def _put(self, item: str) -> None:
+        self._queue[item] = None
+
+    def _get(self) -> str:
+        uri = next(iter(self._queue))
+        del self._queue[uri]
+        return uri
+
+
 class _Watched:
     """A subscription to one resource."""
 
     def __init__(self, uri: str, server: str, connection: LiveConnection) -> None:
         self.uri = uri
-        self.watchers: set[asyncio.Queue[str]] = set()
+        self.watchers: set[_Unread] = set()
         self.is_subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = server
         self._connection = connection
