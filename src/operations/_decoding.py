@@ -1,6 +1,6 @@
 """Decode JSON text within limits, with the garbage collector paused for large texts.
 
-Rule 1: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`. Both check the
+Rule 1: JSON text from outside is decoded by `decode_json`, or by another decoder after `enforce_bounds`. Both check the
         number of bytes and values and the depth before they build any object.
 """
 
@@ -59,6 +59,15 @@ def decode_json(
         except UnicodeEncodeError:
             raise JSONValueError(LONE_SURROGATE) from None
     enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
+    return decode_bounded(raw)
+
+
+def decode_bounded(raw: bytes) -> Any:
+    """Return the value in a JSON text that `enforce_bounds` has checked.
+
+    Raises:
+        JSONValueError: If the text is not JSON.
+    """
     try:
         return build_from(_decode, raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

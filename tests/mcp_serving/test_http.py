@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp_types import INTERNAL_ERROR, ElicitResult, PaginatedRequestParams
 from starlette.requests import Request
+from tests.mcp_serving import upstream
 from tests.mcp_serving.support import (
     ERAS,
     MODERN,
@@ -25,7 +27,7 @@ from tests.mcp_serving.support import (
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
-from operations.mcp import release_stream, to_mcp
+from operations.mcp import MCPClientConfig, connect_mcp, release_stream, to_mcp
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -530,6 +532,36 @@ async def test_a_call_that_was_answered_late_does_not_become_a_stream(version: s
             await app(*asgi("tools/call", {"name": "job__stubborn"}, version), send)
 
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+
+
+@pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
+@pytest.mark.parametrize("lean", [True, False])
+async def test_r55_a_message_is_decoded_once(version: str, lean: bool) -> None:
+    """Also for a tool of another server, which receives the `_meta` of the request."""
+    registry, sent, decoded = OperationRegistry(), list[Any](), list[Any]()
+
+    def count(_frame: Any, event: str, function: Any) -> None:
+        is_decoder = isinstance(getattr(function, "__self__", None), msgspec.json.Decoder)
+        if event == "c_call" and is_decoder:
+            decoded.append(function)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with connect_mcp("up", MCPClientConfig(server=upstream.build())) as client:
+        registry.register_all(client)
+        app = to_mcp(registry, stateless=True).asgi_app(lean=lean)
+        request = asgi("tools/call", {"name": "up__link", "_meta": {"example.org/x": 1}}, version)
+        async with app.running():
+            # Not `cProfile`, whose statistics do not name the decoder.
+            sys.setprofile(count)
+            try:
+                await app(*request, send)
+            finally:
+                sys.setprofile(None)
+
+    assert b"note://today" in sent[1]["body"]
+    assert len(decoded) == 1
 
 
 def once(message: Any) -> Any:

@@ -54,8 +54,10 @@ from operations.mcp.serving.requests import (
     HandshakeTransport,
     ModernTransport,
     called_tool,
+    decode_message,
     is_answer,
     is_handshake_version,
+    rejection,
 )
 from operations.mcp.serving.service import Service
 
@@ -180,13 +182,18 @@ class MCPApp:
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id
         body = await _read(state) if method == "POST" else b""
-        if exhausted is not None and not is_answer(body):
+        transport = self._handshake if is_handshake_version(state.headers) else self._modern
+        rejected = rejection(state, transport.methods())
+        if rejected is not None:
+            return rejected
+        message = decode_message(body) if method == "POST" else None
+        if isinstance(message, Reply):
+            return message
+        if exhausted is not None and not is_answer(message):
             raise exhausted
-        if state.front.challenge.authorization_servers and method == "POST":
-            self._enforce_scopes(called_tool(body), state)
-        if is_handshake_version(state.headers):
-            return await self._handshake.serve(state, body)
-        return await self._modern.serve(state, body)
+        if state.front.challenge.authorization_servers:
+            self._enforce_scopes(called_tool(message), state)
+        return await transport.serve(state, message)
 
     def _enforce_scopes(self, name: str, state: RequestState) -> None:
         """Reject a call of a tool whose scopes are advertised, so that an OAuth client requests them.

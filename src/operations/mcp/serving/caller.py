@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from operations._json import object_of
 from operations._resilience import TimeLimit
 from operations.access import Identity
 from operations.channel import NOTHING
@@ -16,7 +17,9 @@ from operations.errors import CallError, timed_out
 from operations.front import Front
 from operations.front.http import RequestState
 from operations.front.limits import call_seconds
+from operations.mcp.codec import sent_meta
 from operations.mcp.serving.tools import Tool, model_text, text_block
+from operations.observe import trace_context
 from operations.specs import Operation, OperationSpec, OperationType, is_describable
 from operations.types import JSONObject
 
@@ -65,14 +68,14 @@ class MCPCaller(msgspec.Struct, frozen=True):
         state: RequestState,
         protocol_version: str,
         capabilities: Mapping[str, Any],
-        trace: Mapping[str, Any] = NOTHING,
-        meta: Mapping[str, Any] = NOTHING,
+        meta: Any,
     ) -> "MCPCaller":
-        """Return the client that sent an HTTP request.
+        """Return the client that sent an HTTP request with this `_meta`.
 
         The trace context in `_meta` takes precedence over that in the headers.
         """
         context = state.context
+        trace = trace_context(object_of(meta)) if meta else NOTHING
         return cls(
             state.identity,
             protocol_version,
@@ -81,7 +84,7 @@ class MCPCaller(msgspec.Struct, frozen=True):
             state.caller,
             context.request_id,
             {**context.metadata, **trace} if trace else context.metadata,
-            meta,
+            sent_meta(meta) if meta else NOTHING,
             context.deadline if b"operations-timeout" in state.headers else None,
         )
 

@@ -11,7 +11,7 @@ Rule 3: a session belongs to the caller that opened it; other callers cannot use
 
 from collections.abc import Awaitable, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
 import mcp_types as types
 import msgspec
@@ -31,19 +31,17 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 
-from operations._decoding import build_from, decode_json
-from operations._json import JSONValueError, object_of, text_of
+from operations._decoding import decode_bounded
+from operations._json import JSONValueError, is_object, object_of, text_of
 from operations.channel import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
-from operations.mcp.codec import sent_meta
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.channels import SILENT, can_answer, channel_for
 from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
-from operations.observe import trace_context
 from operations.types import JSONObject
 
 VerdictT = TypeVar("VerdictT")
@@ -72,17 +70,8 @@ class _Meta(msgspec.Struct):
     client: _Implementation | None = msgspec.field(
         default=None, name="io.modelcontextprotocol/clientInfo"
     )
-    level: msgspec.Raw | None = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
+    level: Any = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
     progress: int | str | None = msgspec.field(default=None, name="progressToken")
-    traceparent: Any = None
-    tracestate: Any = None
-
-    @property
-    def trace(self) -> Mapping[str, Any]:
-        """The trace context of the request."""
-        if self.traceparent is None:
-            return NOTHING
-        return trace_context({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
 
 class _Params(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,57 +90,29 @@ class PlainRequest(msgspec.Struct):
     params: _Params = msgspec.field(default_factory=_Params)
 
 
-_decode = msgspec.json.Decoder(PlainRequest).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def decode_plain(body: bytes) -> PlainRequest | None:
-    """Return the decoded request; None if it is not a well-formed call or listing of tools."""
+def plain_request(message: Any) -> PlainRequest | None:
+    """Return a message as a plain request; None if it is not a well-formed call or listing of tools."""
     try:
-        request = build_from(_decode, body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        request = msgspec.convert(message, PlainRequest)
+    except msgspec.ValidationError:
         return None
     is_named = request.method == "tools/list" or request.params.name is not None
     return request if is_named else None
 
 
-class _Outline(msgspec.Struct):
-    """The fields that identify the kind of a message."""
-
-    method: Any = None
-    id: Any = None
-    params: Any = None
-
-
-_decode_outline = msgspec.json.Decoder(_Outline).decode
-
-
-def _outline(body: bytes) -> _Outline:
-    """Return the outline of a message; of a call without a name if the body is not a message."""
-    try:
-        return _decode_outline(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return _Outline("tools/call", 0)
-
-
-def called_tool(body: bytes) -> str:
+def called_tool(message: Any) -> str:
     """Return the name of the tool that a request calls; empty if the request does not call a tool."""
-    message = _outline(body)
-    return text_of(object_of(message.params).get("name")) if message.method == "tools/call" else ""
+    request = object_of(message)
+    name = object_of(request.get("params")).get("name")
+    return text_of(name) if request.get("method") == "tools/call" else ""
 
 
-def is_answer(body: bytes) -> bool:
+def is_answer(message: Any) -> bool:
     """Return whether a message does not start a call: an answer to a question, or a notification."""
-    message = _outline(body)
-    return message.method is None or message.id is None
-
-
-def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping[str, Any]:
-    """Return the `_meta` of a plain request to forward to the server of its tool."""
-    tool = service.catalog.tools.get(request.params.name or "")
-    if tool is None or not tool.is_imported:
-        return NOTHING
-    return sent_meta(object_of(_outline(body).params).get("_meta"))
+    return is_object(message) and (message.get("method") is None or message.get("id") is None)
 
 
 # ------------------------------------------------------------ clients since 2026-07-28
@@ -172,18 +133,19 @@ class ModernTransport:
         self._lean = lean
         self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server.server_info_stamp))}
 
-    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
-        """Serve one request; return the response unless it was sent as a stream."""
+    def methods(self) -> tuple[bytes, ...]:
+        """Return the supported HTTP methods."""
+        return (b"POST",)
+
+    async def serve(self, state: RequestState, message: Any) -> Reply | None:
+        """Serve one message; return the response unless it was sent as a stream."""
         is_stream = state.headers.get(b"mcp-method") == LISTEN
-        rejected = rejection(state, (b"POST",))
-        if rejected is not None:
-            return rejected
-        plain = self._find(state, body) if self._lean else None
+        plain = self._find(state, message) if self._lean else None
         if plain is not None:
-            return await self._plain(state, plain, body)
-        message = decode_message(body, state.front.limits.values)
-        if isinstance(message, Reply):
-            return message
+            return await self._plain(state, plain, message)
+        invalid = refusal(message)
+        if invalid is not None:
+            return invalid
         if "method" not in message:
             return failure(400, "Invalid Request: responses are not accepted")
         if "id" not in message:
@@ -225,9 +187,9 @@ class ModernTransport:
         options: Any = {"connection": connection, "lifespan_state": None}
         return await serve_one(self._server, exchange, method, params, **options)
 
-    def _find(self, state: RequestState, body: bytes) -> PlainRequest | None:
-        """Return the plain request in a POST whose headers match it, if there is one."""
-        headers, request = state.headers, decode_plain(body)
+    def _find(self, state: RequestState, message: Any) -> PlainRequest | None:
+        """Return a message as a plain request, if it is one and its headers match it."""
+        headers, request = state.headers, plain_request(message)
         version = headers.get(VERSION, b"").decode("latin-1")
         if (
             request is None
@@ -252,12 +214,13 @@ class ModernTransport:
         is_named = tool is not None and headers.get(b"mcp-name") == tool.name.encode()
         return None if tool is None or tool.mirrors_headers or not is_named else request
 
-    async def _plain(self, state: RequestState, request: PlainRequest, body: bytes) -> Reply | None:
+    async def _plain(
+        self, state: RequestState, request: PlainRequest, message: JSONObject
+    ) -> Reply | None:
         """Serve a plain request without the SDK's models."""
         service, params, meta = self._service, request.params, request.params.meta
         version, capabilities = meta.version or "", meta.capabilities or NOTHING
-        sent = decode_meta(body, request, service)
-        caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
+        caller = MCPCaller.of(state, version, capabilities, message["params"]["_meta"])
         is_call = request.method == "tools/call"
         exchange = Exchange(state, request.id, streams=is_call, stamp=self._stamp)
         if is_call and capabilities and can_answer(capabilities):
@@ -320,16 +283,16 @@ class HandshakeTransport:
             for version in HANDSHAKE_PROTOCOL_VERSIONS
         }
 
-    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
-        """Serve one request; return the response unless it was sent as a stream."""
+    def methods(self) -> tuple[bytes, ...]:
+        """Return the supported HTTP methods."""
+        return (b"POST",) if self._is_stateless else (b"GET", b"POST", b"DELETE")
+
+    async def serve(self, state: RequestState, message: Any) -> Reply | None:
+        """Serve one request, with the message of a POST; return the response unless it was sent as a stream."""
         method = state.scope["method"]
-        allowed = (b"POST",) if self._is_stateless else (b"GET", b"POST", b"DELETE")
-        rejected = rejection(state, allowed)
-        if rejected is not None:
-            return rejected
         is_new = SESSION_HEADER not in state.headers
         if self._is_stateless or (is_new and method == "POST"):
-            return await self._post(state, body, None)
+            return await self._post(state, message, None)
         if is_new:
             return failure(400, "Bad Request: Missing session ID")
         session = self._find(state)
@@ -342,7 +305,7 @@ class HandshakeTransport:
         try:
             if method == "GET":
                 return await self._read(state, session)
-            return await self._post(state, body, session)
+            return await self._post(state, message, session)
         finally:
             self.sessions.finish(session)
 
@@ -356,15 +319,15 @@ class HandshakeTransport:
         return self.sessions.find(session_id, owner)
 
     async def _post(
-        self, state: RequestState, body: bytes, session: Session | None
+        self, state: RequestState, message: Any, session: Session | None
     ) -> Reply | None:
         is_missing = session is None and not self._is_stateless
-        plain = decode_plain(body) if self._lean and not is_missing else None
+        plain = plain_request(message) if self._lean and not is_missing else None
         if plain is not None and plain.params.meta.version is None:
-            return await self._plain(state, plain, body, session)
-        message = decode_message(body, state.front.limits.values)
-        if isinstance(message, Reply):
-            return message
+            return await self._plain(state, plain, message, session)
+        invalid = refusal(message)
+        if invalid is not None:
+            return invalid
         if "method" not in message:
             if session is not None:
                 session.answer(message)
@@ -419,18 +382,21 @@ class HandshakeTransport:
         return reply
 
     async def _plain(
-        self, state: RequestState, request: PlainRequest, body: bytes, session: Session | None
+        self,
+        state: RequestState,
+        request: PlainRequest,
+        message: JSONObject,
+        session: Session | None,
     ) -> Reply | None:
         """Serve a plain call without the SDK's models."""
-        meta = request.params.meta
         connection = (
             self._stateless[self._version(state)] if session is None else session.connection
         )
-        exchange = Exchange(state, request.id, session, meta.progress, streams=True)
+        token = request.params.meta.progress
+        exchange = Exchange(state, request.id, session, token, streams=True)
         capabilities = NOTHING if session is None else session.capabilities
-        sent = decode_meta(body, request, self._service)
-        version = connection.protocol_version
-        caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
+        meta = object_of(message.get("params")).get("_meta")
+        caller = MCPCaller.of(state, connection.protocol_version, capabilities, meta)
         release = exchange.release if exchange.can_release else None
         channel = channel_for(exchange, connection, capabilities, release=release)
         return await serve_plain(self._service, state, request, exchange, caller, channel)
@@ -503,12 +469,16 @@ def _accepts(headers: Mapping[bytes, bytes]) -> tuple[bool, bool]:
     return accepts_json, not kinds.isdisjoint((b"text/event-stream", b"text/*", b"*/*"))
 
 
-def decode_message(body: bytes, max_values: int) -> JSONObject | Reply:
-    """Return the JSON-RPC message in a body; the error response if it is not valid."""
+def decode_message(body: bytes) -> Any:
+    """Return the message in a body, which is not checked; the error response if the body is not JSON."""
     try:
-        message = decode_json(body, max_values=max_values)
+        return decode_bounded(body)
     except JSONValueError as error:
         return failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
+
+
+def refusal(message: Any) -> Reply | None:
+    """Return the error response to a value that is not a message of JSON-RPC."""
     try:
         checked = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
     except ValidationError:
@@ -518,7 +488,7 @@ def decode_message(body: bytes, max_values: int) -> JSONObject | Reply:
         return failure(400, f"Invalid Request: {reason}")
     if isinstance(checked, types.JSONRPCNotification) and "id" in message:
         return failure(400, "Validation error: the id is neither a number nor a string")
-    return cast("JSONObject", message)
+    return None
 
 
 def accepted_reply() -> Reply:

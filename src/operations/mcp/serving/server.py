@@ -139,10 +139,9 @@ class RegistryServer(Server[None]):
             {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
         )
         meta = cast("JSONObject", request.meta or {})
-        trace, sent = trace_context(meta), sent_meta(meta)
         if request.request is not None:
             state: RequestState = request.request.scope[STATE]
-            return MCPCaller.of(state, request.protocol_version, capabilities, trace, sent)
+            return MCPCaller.of(state, request.protocol_version, capabilities, meta)
         # On stdio and in memory.
         return MCPCaller(
             identity := self.identity,
@@ -150,8 +149,8 @@ class RegistryServer(Server[None]):
             self.front,
             capabilities,
             caller_key(identity, ""),
-            metadata=trace,
-            meta=sent,
+            metadata=trace_context(meta),
+            meta=sent_meta(meta),
         )
 
     # ------------------------------------------------------------ requests
