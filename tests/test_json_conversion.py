@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from operations import OperationRegistry
+from operations import CallError, OperationRegistry
 from operations._json import JSONValueError, to_json
 from operations._objects import without_objects
 from operations.specs import OutputPolicy
@@ -340,6 +340,30 @@ def test_an_object_that_cannot_be_converted_is_explained() -> None:
     assert without_objects(odd) is odd
     with pytest.raises(JSONValueError):
         to_json(without_objects(odd))
+
+
+class Unready(pydantic.BaseModel):
+    @pydantic.computed_field
+    def total(self) -> int:
+        raise LookupError("canary")
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("policy", ["cast", "strict", "off"])
+@pytest.mark.parametrize(("value", "path"), [(Unready(), ""), ([Unready()], "/0")])
+async def test_the_text_of_an_exception_of_a_model_is_hidden(
+    value: Any, path: str, policy: OutputPolicy
+) -> None:
+    registry = OperationRegistry(output=policy)
+
+    @registry.operation("test.run")
+    def run() -> Any:
+        return value
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute("test.run")
+    assert caught.value.details["path"] == path
+    assert "canary" not in caught.value.message
 
 
 class TreeNode(pydantic.BaseModel):

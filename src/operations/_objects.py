@@ -38,8 +38,8 @@ def without_objects(value: Any) -> Any:
     try:
         dumped = _dumped_models(value)
         return msgspec.to_builtins(value, enc_hook=lift) if dumped is None else dumped
-    except (TypeError, ValueError, RecursionError):
-        # `to_json` raises an error with the reason.
+    except Exception:  # noqa: BLE001 - serializers of models are code and may raise anything
+        # `to_json` raises an error with the path, and without the text of the exception.
         return value
 
 
