@@ -66,7 +66,7 @@ _LENGTH: Final = 0.6
 _SATURATION: Final = 1.5
 """Limits the effect of repeated words (`k1` of BM25)."""
 
-_SYNONYM: Final = 0.6
+_SYNONYM: Final = 0.8
 """The weight of a synonym, relative to the word itself."""
 
 _PREFIX: Final = 0.4
@@ -75,16 +75,8 @@ _PREFIX: Final = 0.4
 _UNCOVERED: Final = 0.4
 """The factor for the score of an operation if no word of its title and name is in the query."""
 
-_PREFERRED: Final = 1.2
-"""The factor for queries if the search describes a lookup, and for mutations if it describes an action."""
-
 _CANDIDATES: Final = 200
-"""The number of best matches that are also compared by title and type."""
-
-_READING: Final = (
-    "get read show fetch retrieve view load download see list all every enumerate search find lookup query"
-    " check compare who what which is i my"
-)
+"""The number of best matches that are also compared by title and name."""
 
 _SYNONYMS: Final = (
     "create add new make open insert register post",
@@ -142,14 +134,12 @@ def _synonyms_of() -> dict[str, set[str]]:
 
 
 _SYNONYMS_OF: Final = _synonyms_of()
-_READING_VERBS: Final = frozenset(_stems(_READING))
-_STOP_WORDS: Final = frozenset(
-    words_of(
+_STOP_STEMS: Final = frozenset(
+    _stems(
         "a am an and any are as at be by can do for from how if in into is it its of on or some someone that the"
         " their them these this those to two was what where which who with you your"
     )
 )
-_STOP_STEMS: Final = frozenset(map(stem, _STOP_WORDS))
 
 
 class Ranking:
@@ -183,8 +173,7 @@ class Ranking:
 
     def ranked(self, query: str) -> Iterator[tuple[OperationSpec, float]]:
         """Yield the operations that match a query with their scores, best first; without a query, all, by id."""
-        given = words_of(query)[:_MAX_WORDS]
-        ideas = self._ideas(given)
+        ideas = self._ideas(words_of(query)[:_MAX_WORDS])
         if not ideas:
             yield from ((spec, 0.0) for spec in self._specs)
             return
@@ -194,13 +183,7 @@ class Ranking:
                 scores[number] = scores.get(number, 0.0) + score
         best = heapq.nlargest(_CANDIDATES, scores, key=scores.__getitem__)
         known = {word: share for idea in ideas for word, share in idea.items()}
-        reads = _reads(given)
-        chosen = {
-            number: scores.pop(number)
-            * self._fit(number, known)
-            * (_PREFERRED if (self._specs[number].type is OperationType.QUERY) is reads else 1)
-            for number in best
-        }
+        chosen = {number: scores.pop(number) * self._fit(number, known) for number in best}
         for part, factor in ((chosen, 1.0), (scores, _UNCOVERED)):
             # The general operation comes before its special cases.
             for number in sorted(part, key=lambda n: (-round(part[n], 6), len(self._specs[n].id))):
@@ -257,18 +240,6 @@ def _texts(spec: OperationSpec) -> dict[str, str]:
         "parameters": " ".join(object_of(properties)),
         "description": spec.description[:_MAX_TEXT],
     }
-
-
-def _reads(given: Sequence[str]) -> bool | None:
-    """Return True if a query describes a lookup, False if it describes an action, None if that is unclear.
-
-    A first word before an article or preposition is a verb: `comment on an issue`, `star a repository`.
-    """
-    first = stem(given[0])
-    if first in _READING_VERBS:
-        return True
-    commands = first in _SYNONYMS_OF or (len(given) > 1 and given[1] in _STOP_WORDS)
-    return False if commands else None
 
 
 MAX_BATCH: Final = 100
