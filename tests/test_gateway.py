@@ -14,6 +14,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
+from operations.front import Front
 from operations.front.search import MAX_BATCH, Gateway, OperationCall, visible_specs, words_of
 
 ANYONE = OperationContext()
@@ -130,13 +131,13 @@ async def test_a_call_runs_as_the_caller_and_is_not_a_nested_call() -> None:
 
 
 async def test_a_batch_returns_the_results_in_order() -> None:
-    gateway = Gateway(build())
+    front = Front(build())
     calls = [OperationCall(operation="task.list", input=n) for n in range(20)]
     calls.insert(3, OperationCall(operation="secret.launch"))
 
-    answers = await gateway.batch(calls, ANYONE)
+    answers = await front.batch(calls, ANYONE, "caller")
 
-    assert answers.pop(3)["error"]["code"] == ErrorCode.ACCESS_DENIED
+    assert answers.pop(3)["error"]["code"] == ErrorCode.OPERATION_NOT_FOUND
     assert [answer["envelope"]["data"][0] for answer in answers] == list(range(20))
 
 
@@ -153,11 +154,11 @@ async def test_a_batch_is_bounded_in_size_and_in_calls_at_a_time() -> None:
 
     calls = [OperationCall(operation="test.run")] * (MAX_BATCH + 1)
 
-    await Gateway(registry).batch(calls[1:], ANYONE)
+    await Front(registry).batch(calls[1:], ANYONE, "caller")
 
     assert most == 8
     with pytest.raises(CallError) as caught:
-        await Gateway(registry).batch(calls, ANYONE)
+        await Front(registry).batch(calls, ANYONE, "caller")
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 

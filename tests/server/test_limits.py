@@ -17,6 +17,8 @@ from operations.front.messages import read_body
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
 from operations.server.running import running
+from operations.specs import ApprovalRule
+from operations.tools import ToolConfig, configure_tools
 
 
 def serving(limits: Limits, **options: Any) -> tuple[Client, list[str]]:
@@ -219,6 +221,35 @@ async def test_a_batch_counts_as_its_calls() -> None:
 
     assert (await client.post("/batch", json=calls)).status == 429
     assert ran == []
+
+
+@pytest.mark.requirement("R39")
+async def test_a_batch_runs_no_more_calls_at_a_time_than_its_caller_may() -> None:
+    registry, running_now, most = OperationRegistry(), 0, 0
+
+    @registry.operation("test.wait")
+    async def wait() -> None:
+        nonlocal running_now, most
+        running_now += 1
+        most = max(most, running_now)
+        await asyncio.sleep(0.01)
+        running_now -= 1
+
+    @registry.operation("test.approved")
+    async def approved() -> None: ...
+
+    configure_tools(registry, {"test.approved": ToolConfig(approve=ApprovalRule(hold=0.1))})
+    app = create_app(registry, limits=Limits(calls_per_caller=3))
+    slots = app.state.pipeline.front.calls
+    # The call that waits for a person gives back its own slot, not those of the others.
+    names = ["test.approved", *["test.wait"] * 11]
+    batch = {"calls": [{"operation": name} for name in names]}
+
+    response = await Client(app).post("/batch", json=batch)
+
+    outcomes = [each.get("error", {}).get("code") for each in response.json["results"]]
+    assert outcomes == ["APPROVAL_REQUIRED"] + [None] * 11
+    assert (most, slots.total) == (2, 0)
 
 
 async def test_a_batch_over_the_limit_is_rejected_with_the_reason() -> None:

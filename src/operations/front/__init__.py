@@ -19,26 +19,37 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import cast
+from typing import Any, Final, cast
 
 from msgspec import json, structs, to_builtins
 
+from operations._json import to_json
 from operations._resilience import MAX_SECONDS
 from operations._text import printable
 from operations.access import Identity, access_denied, check_access
 from operations.channel import CallerChannel
 from operations.context import OperationContext
-from operations.errors import CallError
+from operations.errors import CallError, ErrorCode, map_error
 from operations.front.config import ServerConfig
 from operations.front.credentials import AuthThrottle, CredentialMonitor, ended_by
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
 from operations.front.public_errors import Challenge, RequestError, public_wire
-from operations.front.search import Batch, Gateway, OperationCall, SchemaRequest, Search
+from operations.front.search import (
+    MAX_BATCH,
+    Batch,
+    Gateway,
+    OperationCall,
+    SchemaRequest,
+    Search,
+)
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.server")
+
+_CONCURRENT: Final = 8
+"""The largest number of concurrent calls of a batch."""
 
 
 class OpenStreams:
@@ -100,7 +111,7 @@ class Front:
             raise TypeError(f"pass an OperationRegistry, not a {type(registry).__name__}")
         config = config or ServerConfig()
         self.registry = registry
-        self.gateway = Gateway(registry, admit=self.find)
+        self.gateway = Gateway(registry)
         self.max_timeout = MAX_SECONDS
         """The longest time limit that a request may set, in seconds."""
         self.heartbeat = config.heartbeat
@@ -197,23 +208,48 @@ class Front:
     async def batch(
         self, calls: Sequence[OperationCall], context: OperationContext, caller: str
     ) -> list[JSONObject]:
-        """Run several calls. Each counts as one request; the first was counted when the batch was admitted.
+        """Run several calls independently; return `{"envelope": ...}` or `{"error": ...}` for each, in order.
+
+        Each call counts as one request; the first was counted when the batch was admitted. The calls run one after the
+        other in the slot of the batch, and a few at a time in further slots that are free.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if there are too many calls; none is run then.
         """
-
-        def describe(error: CallError) -> JSONObject:
-            return public_wire(error, context.request_id, expose=self.expose_errors)
-
+        if len(calls) > MAX_BATCH:
+            message = f"a batch has at most {MAX_BATCH} calls, not {len(calls)}"
+            # Without Retry-After, because a retry cannot succeed.
+            raise RequestError(429, ErrorCode.RESOURCE_EXHAUSTED, message)
         try:
             self.rate.spend(caller, len(calls), paid=1)
-            return await self.gateway.batch(calls, context, describe=describe)
         except CallError as error:
             if error.retryable:
                 raise
-            # A retry cannot succeed, so the response has no Retry-After.
             raise RequestError(429, error.code, error.message) from None
+        waiting, results = iter(enumerate(calls)), [dict[str, Any]() for _ in calls]
+
+        async def work() -> None:
+            for number, call in waiting:
+                results[number] = await self._outcome(call, context)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work())
+            for _ in range(min(len(calls), _CONCURRENT, self.calls.free(caller) + 1) - 1):
+                # The task inherits the slot, so that only its call returns the slot while it waits for a person.
+                slot = self.calls.hold(caller)
+                task = group.create_task(work())
+                task.add_done_callback(lambda _, slot=slot: slot.release())
+        return results
+
+    async def _outcome(self, call: OperationCall, context: OperationContext) -> JSONObject:
+        """Run one call of a batch."""
+        try:
+            self.find(call.operation, context.identity)
+            envelope = await self.gateway.call(call.operation, call.input, context)
+            return {"envelope": to_json(envelope.to_wire())}
+        except Exception as error:  # noqa: BLE001 - a failed call must not end the others
+            wire = public_wire(map_error(error), context.request_id, expose=self.expose_errors)
+            return {"error": wire}
 
     def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
         """Return the spec of an operation that a caller may call.

@@ -234,6 +234,11 @@ class ConcurrencyLimiter:
         self.limit = limit
         self._limit_per_caller = limit_per_caller
 
+    def free(self, caller: str) -> int:
+        """Return the number of slots that a caller can take now."""
+        mine = self._by_caller.get(caller, 0)
+        return max(0, min(self.limit - self.total, self._limit_per_caller - mine))
+
     def enter(self, caller: str, amount: int = 1) -> "Slot":
         """Return a slot. Release it with a `with` block or `release`.
 

@@ -17,9 +17,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from operations._json import object_of, to_json
+from operations._json import object_of
 from operations._text import enforce_lists
-from operations.access import Identity
 from operations.context import OperationContext, may_call
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
@@ -27,7 +26,6 @@ from operations.errors import (
     ErrorCode,
     SchemaError,
     forward_error,
-    map_error,
     unusable_schema,
 )
 from operations.registry import OperationRegistry
@@ -245,10 +243,6 @@ def _texts(spec: OperationSpec) -> dict[str, str]:
 MAX_BATCH: Final = 100
 """The largest number of calls in a batch."""
 
-_CONCURRENT: Final = 8
-"""The largest number of concurrent calls of a batch."""
-
-
 MAX_RESULTS: Final = 200
 """The largest number of results of a search."""
 
@@ -324,7 +318,6 @@ class Gateway:
 
     Args:
         registry: The operations.
-        admit: Called before each call; raises an error unless the identity may see the operation.
         shows: Returns whether a caller sees an operation.
 
     Attributes:
@@ -335,11 +328,9 @@ class Gateway:
         self,
         registry: OperationRegistry,
         *,
-        admit: Callable[[str, Identity | None], object] | None = None,
         shows: Callable[[OperationSpec, OperationContext], bool] = may_call,
     ) -> None:
         self._registry = registry
-        self._admit = admit
         self._shows = shows
         self.max_query = 1_000
         self._ranking = Ranking(())
@@ -438,49 +429,11 @@ class Gateway:
         Raises:
             CallError: As `execute`.
         """
-        if self._admit is not None:
-            self._admit(operation_id, context.identity)
         try:
             return await self._registry.execute(operation_id, input, _as_caller(context))
         except CallError as error:
             forward_error(error)
             raise
-
-    async def batch(
-        self,
-        calls: Sequence[OperationCall],
-        context: OperationContext,
-        *,
-        describe: Callable[[CallError], JSONObject] = CallError.to_wire,
-    ) -> list[JSONObject]:
-        """Run several calls independently; return `{"envelope": ...}` or `{"error": ...}` for each, in order.
-
-        Args:
-            calls: The calls.
-            context: The context of the caller.
-            describe: Returns the public form of an error.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; none is run then.
-        """
-        if len(calls) > MAX_BATCH:
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED,
-                f"a batch has at most {MAX_BATCH} calls, not {len(calls)}",
-            )
-        slots = asyncio.Semaphore(_CONCURRENT)
-
-        async def one(call: OperationCall) -> JSONObject:
-            async with slots:
-                try:
-                    envelope = await self.call(call.operation, call.input, context)
-                    return {"envelope": to_json(envelope.to_wire())}
-                except Exception as error:  # noqa: BLE001 - one bad call must not cost the others
-                    return {"error": describe(map_error(error))}
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(call)) for call in calls]
-        return [task.result() for task in tasks]
 
     async def _current(self) -> Ranking:
         """Return the current index of the registry; build a large index in a thread."""
