@@ -477,7 +477,14 @@ def test_a_file_is_saved_while_it_arrives(
 
 
 @pytest.mark.parametrize(
-    "upload", ["photo", "=x", "body.photo=@missing.png", "body.title.x=@cat.png"]
+    "upload",
+    [
+        "photo",
+        "=x",
+        "body.photo=@missing.png",
+        "body.title.x=@cat.png",
+        f"body.photo=@{'a' * 300}.png",
+    ],
 )
 def test_an_unreadable_upload_is_reported(
     run: Run, folder: Path, file_api: list[tuple[str, str, bytes]], upload: str

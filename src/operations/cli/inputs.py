@@ -13,6 +13,7 @@ import re
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +147,13 @@ def _file(path: Path, keys: Sequence[str] = ()) -> bytes:
         raise _unreadable(str(path), f"cannot be read: {error.strerror}", keys) from None
 
 
+def _is_large(path: Path) -> bool:
+    """Return whether a file is too large to be part of an input; False if it cannot be read."""
+    with suppress(OSError):
+        return path.is_file() and path.stat().st_size > _MAX_INLINE
+    return False
+
+
 def _put(value: JSONObject, keys: list[str], found: Any) -> None:
     """Set one key, which may name a nested property; a repeated key adds to a list."""
     value, last = _parent(value, keys), keys[-1]
@@ -203,9 +211,8 @@ class _Reader(NamedTuple):
         if items is not None and not is_binary:
             return [self.value(text, items)]
         path = expanded(text[1:])
-        is_large = path.is_file() and path.stat().st_size > _MAX_INLINE
         # The content of a small file is in the input, so that the call can be approved.
-        if self.streams_files and is_binary and is_large:
+        if self.streams_files and is_binary and _is_large(path):
             return path
         data = _file(path, self.keys)
         if is_binary:
