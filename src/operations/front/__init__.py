@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final, cast
 
 from msgspec import json, structs, to_builtins
@@ -52,13 +53,24 @@ _CONCURRENT: Final = 8
 """The largest number of concurrent calls of a batch."""
 
 
+def _release(slot: Slot, _task: object) -> None:
+    slot.release()
+
+
 class OpenStreams:
-    """The streams that a server ends when it shuts down."""
+    """The streams that a server ends when it shuts down, and whether it does."""
 
     def __init__(self) -> None:
         self._ends: dict[object, tuple[Callable[[], None], bool]] = {}
         self.grace: float | None = None
         """Seconds that running calls have to finish; None unless the server shuts down."""
+        self.on_close: Callable[[], None] = lambda: None
+        """Called when the server begins to shut down."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server shuts down."""
+        return self.grace is not None
 
     @contextmanager
     def watching(self, end: Callable[[], None], *, is_idle: bool = False) -> Generator[None]:
@@ -70,7 +82,7 @@ class OpenStreams:
         """
         token = object()
         self._ends[token] = end, is_idle
-        if is_idle and self.grace is not None:
+        if is_idle and self.is_closing:
             end()
         try:
             yield
@@ -88,6 +100,7 @@ class OpenStreams:
     def close(self, grace: float = 0) -> None:
         """End all streams. If calls have a grace period, end only idle streams; new idle streams end at once."""
         self.grace = grace
+        self.on_close()
         for end, is_idle in tuple(self._ends.values()):
             if is_idle or not grace:
                 end()
@@ -237,8 +250,7 @@ class Front:
             for _ in range(min(len(calls), _CONCURRENT, self.calls.free(caller) + 1) - 1):
                 # The task inherits the slot, so that only its call returns the slot while it waits for a person.
                 slot = self.calls.hold(caller)
-                task = group.create_task(work())
-                task.add_done_callback(lambda _, slot=slot: slot.release())
+                group.create_task(work()).add_done_callback(partial(_release, slot))
         return results
 
     async def _outcome(self, call: OperationCall, context: OperationContext) -> JSONObject:

@@ -370,7 +370,7 @@ class RequestState:
     def stopped(self) -> CallError | None:
         """Return the error of a call that the server of this package ends because it shuts down; None otherwise."""
         task = asyncio.current_task()
-        if self.front.open_streams.grace is None or not isinstance(task, RequestTask):
+        if not (self.front.open_streams.is_closing and isinstance(task, RequestTask)):
             return None
         task.uncancel()
         # A mutation may have had an effect.

@@ -157,13 +157,16 @@ def build_app(
     )
     hub.fronts.append(app.state.pipeline.front)
     app.state.sessions.is_offered = not is_shared(file)
-    server_state = app.state.readiness
-    hub.serve_authority(lambda: server_state.is_up)
+    streams = app.state.pipeline.front.open_streams
+
+    def is_up() -> bool:
+        return not streams.is_closing
+
+    hub.serve_authority(is_up)
     # Calls that wait for approval end when the server shuts down.
-    server_state.on_change = hub.registry.authority.store.wake
-    controls = control_operations(hub, is_up=lambda: server_state.is_up)
-    hub.registry.register_all(controls, replace=True)
-    workers = [*map(validate_operation, worker_operations(hub, is_up=lambda: server_state.is_up))]
+    streams.on_close = hub.registry.authority.store.wake
+    hub.registry.register_all(control_operations(hub, is_up=is_up), replace=True)
+    workers = [*map(validate_operation, worker_operations(hub, is_up=is_up))]
 
     def offer_workers() -> None:
         """Offer the operations about workers while the file imports workers."""

@@ -27,7 +27,7 @@ from operations.registry import OperationRegistry
 from operations.server.console import console_routes
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import WEBSOCKET_ROUTES, OperationPaths, Router
-from operations.server.system import GATEWAY_ROUTES, Pages, Readiness
+from operations.server.system import GATEWAY_ROUTES, Pages
 from operations.telemetry import CallMetrics, front_metrics
 from operations.types import options_of
 
@@ -44,18 +44,17 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     """
     sessions = Sessions()
     pipeline = _pipeline(config, registry, sessions)
-    metrics = CallMetrics(registry, time_all=False)
+    streams, metrics = pipeline.front.open_streams, CallMetrics(registry, time_all=False)
     mcp = _mcp_app(config, registry, pipeline) if config.mcp else None
     graph = config.graph
     if graph is None and config.console:
         graph = CallGraph(limit=_REMEMBERED)
-    readiness = Readiness(config.ready)
 
     async def limits() -> bytes:
         return front_metrics(pipeline.front)
 
     metrics.sources.append((None, limits))
-    pages = Pages(config, sessions, metrics, readiness, graph)
+    pages = Pages(config, sessions, metrics, graph)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -69,9 +68,9 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
                 await stack.enter_async_context(mcp.running())
             for resource in config.resources:
                 await stack.enter_async_context(resource)
-            readiness.is_up = True
+            streams.open()
             yield
-            readiness.is_up = False
+            streams.close()
 
     routes = {**GATEWAY_ROUTES, **pages.routes}
     routes |= WEBSOCKET_ROUTES if config.websocket else {}
@@ -85,8 +84,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     served: ASGIApp = _guarded(OperationPaths(router, pipeline), config)
     root = config.root_path.rstrip("/")
     app = _App(AccessLog(_RootPath(served, root) if root else served), router, lifespan)
-    app.state.pipeline, app.state.readiness = pipeline, readiness
-    app.state.sessions, app.state.metrics = sessions, metrics
+    app.state.pipeline, app.state.sessions, app.state.metrics = pipeline, sessions, metrics
     if graph is not None:
         # Not every server runs the lifespan.
         unobserve = finalize(app, registry.observe(graph))
@@ -96,13 +94,13 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
 @options_of(ServerConfig)
 def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     """Serve `/healthz`, `/readyz` and `/metrics` for a process without an HTTP API, such as a worker."""
-    sessions, readiness = Sessions(), Readiness(config.ready)
+    sessions = Sessions()
     pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
-    pages = Pages(config, sessions, metrics, readiness)
+    pages = Pages(config, sessions, metrics)
     routes = {path: pages.routes[path] for path in ("/healthz", "/readyz", "/metrics")}
     router = Router(pipeline, routes)
     app = _App(AccessLog(_guarded(router, config)), router)
-    app.state.pipeline, app.state.readiness, app.state.metrics = pipeline, readiness, metrics
+    app.state.pipeline, app.state.metrics = pipeline, metrics
     return app
 
 

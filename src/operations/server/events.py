@@ -101,13 +101,12 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
     state.take_slot(is_stream=True)
     response = _Response(state, spec, resuming)
     subscription = state.front.registry.subscribe(spec.id, input, state.context)
-    front, end = state.front, response.end
+    front, streams, end = state.front, state.front.open_streams, response.end
     # When the shutdown begins, clients resume such streams elsewhere; others may finish within the grace period.
-    is_stopping = front.open_streams.grace is not None
     with (
         front.credentials.watching(state.credential, lambda: end(credential_ended())),
-        front.open_streams.watching(
-            lambda: end(_shutting_down()), is_idle=resuming.is_possible and not is_stopping
+        streams.watching(
+            lambda: end(_shutting_down()), is_idle=resuming.is_possible and not streams.is_closing
         ),
     ):
         await response.run(subscription)

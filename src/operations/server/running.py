@@ -33,7 +33,6 @@ from operations.server.exchange import (
     UnreadTimer,
 )
 from operations.server.protocol import HTTPProtocol
-from operations.server.system import Readiness
 from operations.types import options_of
 
 try:
@@ -124,8 +123,7 @@ class _GracefulServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: ASGIApp) -> None:
         super().__init__(config)
-        self._readiness: Readiness | None = _state_of(app, "readiness")
-        pipeline: RequestPipeline | None = _state_of(app, "pipeline")
+        pipeline = _pipeline_of(app)
         self._streams = OpenStreams() if pipeline is None else pipeline.front.open_streams
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,8 +131,6 @@ class _GracefulServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._readiness is not None:
-            self._readiness.is_up = False
         self._streams.close(GRACE)
         loop = asyncio.get_running_loop()
         ends, running = loop.time() + GRACE, self._exchanges()
@@ -188,14 +184,14 @@ def build_server(config: ListenConfig, app: ASGIApp) -> uvicorn.Server:
     return _GracefulServer(_config(app, config), app)
 
 
-def _state_of(app: ASGIApp, name: str) -> Any:
-    """Return a part of an application of `create_app`; None for other ASGI applications."""
-    return getattr(getattr(app, "state", None), name, None)
+def _pipeline_of(app: ASGIApp) -> RequestPipeline | None:
+    """Return the pipeline of an application of `create_app`; None for other ASGI applications."""
+    return getattr(getattr(app, "state", None), "pipeline", None)
 
 
 def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
     host, proxies = config.host, ",".join(config.trusted_proxies)
-    pipeline: RequestPipeline | None = _state_of(app, "pipeline")
+    pipeline = _pipeline_of(app)
     limits = Limits() if pipeline is None else pipeline.front.limits
     heartbeat = 15.0 if pipeline is None else pipeline.front.heartbeat
     if not is_loopback(host) and (pipeline is None or pipeline.resolve is None):

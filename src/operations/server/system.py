@@ -14,7 +14,6 @@ Rule 3: listings have an ETag: a client can check cheaply whether a listing has 
 import asyncio
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from itertools import islice
@@ -25,7 +24,7 @@ import msgspec
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
-from operations.front.config import Ready, ServerConfig
+from operations.front.config import ServerConfig
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply, json_reply, matches_tag
 from operations.front.public_errors import METADATA_PATH, Header
@@ -162,41 +161,6 @@ class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
     items: int = 0
 
 
-class Readiness:
-    """Whether this process should receive requests.
-
-    Args:
-        ready: Returns whether all required resources are available.
-    """
-
-    def __init__(self, ready: Ready | None = None) -> None:
-        self._ready = ready
-        self._is_up = True
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when `is_up` was set."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether new requests are accepted; False once the server is shutting down."""
-        return self._is_up
-
-    @is_up.setter
-    def is_up(self, is_up: bool) -> None:
-        self._is_up = is_up
-        self.on_change()
-
-    async def look(self) -> JSONObject:
-        """Return `{"status": "ok" | "degraded" | "unavailable"}`, with details if there are any."""
-        found: bool | JSONObject = self.is_up
-        if found and self._ready is not None:
-            try:
-                answer = self._ready()
-                found = await answer if inspect.isawaitable(answer) else answer
-            except Exception:  # noqa: BLE001 - a failed check means not ready
-                found = False
-        return found if isinstance(found, dict) else {"status": "ok" if found else "unavailable"}
-
-
 def source_of(spec: OperationSpec) -> str:
     """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
     noted = spec.meta.get("source")
@@ -234,7 +198,6 @@ class Pages:
         config: ServerConfig,
         sessions: Sessions,
         metrics: CallMetrics,
-        readiness: Readiness,
         graph: CallGraph | None = None,
     ) -> None:
         self._config = config
@@ -242,7 +205,6 @@ class Pages:
         self._start = token_hex(16)
         self._sessions = sessions
         self._metrics = metrics
-        self._readiness = readiness
         self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self.routes = {
             "/operations": Route(methods=("GET",), endpoint=self._operations),
@@ -266,8 +228,20 @@ class Pages:
         state_key = msgspec.json.encode([self._start, revision, state.identity, disconnected])
         return b'"' + sha256(state_key).hexdigest()[:32].encode() + b'"'
 
+    async def _look(self, state: RequestState) -> JSONObject:
+        """Return `{"status": "ok" | "degraded" | "unavailable"}`, with details if there are any."""
+        ready = self._config.ready
+        found: bool | JSONObject = not state.front.open_streams.is_closing
+        if found and ready is not None:
+            try:
+                answer = ready()
+                found = await answer if inspect.isawaitable(answer) else answer
+            except Exception:  # noqa: BLE001 - a failed check means not ready
+                found = False
+        return found if isinstance(found, dict) else {"status": "ok" if found else "unavailable"}
+
     async def _operations(self, state: RequestState) -> Reply:
-        disconnected = (await self._readiness.look()).get("disconnected", [])
+        disconnected = (await self._look(state)).get("disconnected", [])
         tag = self._tag(state, disconnected)
         if matches_tag(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
@@ -356,7 +330,7 @@ class Pages:
 
     async def _readyz(self, state: RequestState) -> Reply:
         """Whether this process should receive requests."""
-        found = await self._readiness.look()
+        found = await self._look(state)
         return json_reply(found, status=503 if found.get("status") == "unavailable" else 200)
 
 
