@@ -5,10 +5,12 @@ from pathlib import Path
 import aiohttp
 import anyio
 import pytest
+from mcp import Client
 
 from operations import CallError, Identity, OperationContext
 from operations.config import ConfigError
 from operations.hub import open_hub
+from operations.hub.serving import mcp_server
 from operations.server.running import running
 
 pytestmark = pytest.mark.anyio
@@ -102,3 +104,14 @@ async def test_a_file_whose_name_contains_nul_is_reported_with_its_key(
     with pytest.raises(ConfigError, match=rf"{table}\.file .*(null|NUL)"):
         async with open_hub(config):
             pass
+
+
+async def test_the_title_of_a_server_is_the_name_of_its_mcp_server(folder: Path) -> None:
+    config = folder / "operations.toml"
+    config.write_text('modules = ["hello.py"]\n[serve]\ntitle = "Shop"\nprocesses = 2\n')
+
+    async with open_hub(config) as hub, running(hub.app) as url:
+        assert (await mcp_server(hub, None)).name == "Shop"
+        async with Client(f"{url}/mcp") as client:
+            assert client.server_info is not None
+            assert client.server_info.name == "Shop"

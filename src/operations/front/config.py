@@ -256,6 +256,12 @@ class ServerConfig:
             raise TypeError(f"mcp must be True or MCPServerSettings(...), not {kind}")
 
     @property
+    def mcp_settings(self) -> MCPServerSettings:
+        """The settings of the MCP server."""
+        given = self.mcp
+        return given if isinstance(given, MCPServerSettings) else MCPServerSettings(name=self.title)
+
+    @property
     def serves_anonymous(self) -> bool:
         """Whether requests without a credential are served."""
         return not self.authorization_servers if self.anonymous is None else self.anonymous

@@ -31,7 +31,7 @@ from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
 from operations.config.model import Entry
 from operations.errors import OperationsError, TransportError
-from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
+from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.credentials import has_access_of
 from operations.functions import validate_operation
 from operations.hub import Hub
@@ -135,9 +135,7 @@ def build_app(
         for name in ("mcp", "websocket", "console"):
             options[name] = name in entry_points and (options[name] or True)
     if is_shared(file) and options["mcp"]:
-        given = options["mcp"]
-        settings = given if isinstance(given, MCPServerSettings) else MCPServerSettings()
-        options["mcp"] = replace(settings, stateless=True)
+        options["mcp"] = replace(ServerConfig(**options).mcp_settings, stateless=True)
     access = config.access
     issuers = access.authorization_servers
     if access.jwt is not None and options.get("public_url") and not issuers:
@@ -236,21 +234,20 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
 
     identity = None if caller is None else await hub.identity(caller)
     hub.serve_authority()
-    options = hub.file.options(ServerConfig, hub.file.config.serve)
-    given = options["mcp"]
+    config = ServerConfig(**hub.file.options(ServerConfig, hub.file.config.serve))
     settings = replace(
-        given if isinstance(given, MCPServerSettings) else MCPServerSettings(),
+        config.mcp_settings,
         identity=identity,
         timeout=hub.file.config.limits.timeout,
-        expose_errors=options.get("expose_errors", False),
+        expose_errors=config.expose_errors,
         limits=limits_of(hub.file),
-        scopes_supported=options.get("scopes_supported", ()),
+        scopes_supported=config.scopes_supported,
     )
     server = RegistryServer(hub.registry, settings)
 
     def update_limits() -> None:
-        config = hub.file.config
-        server.front.configure(limits_of(hub.file), timeout=config.limits.timeout)
+        limits = hub.file.config.limits
+        server.front.configure(limits_of(hub.file), timeout=limits.timeout)
 
     def current(identity: Identity | None) -> Identity | None:
         """Return an identity whose calls that wait for approval are rejected if a reload removes its access."""

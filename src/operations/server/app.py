@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from operations.access import Identity
 from operations.calls import serve_calls
 from operations.front import Front
-from operations.front.config import MCPServerSettings, ServerConfig
+from operations.front.config import ServerConfig
 from operations.front.credentials import CredentialResolver, credential_ended
 from operations.front.http import CREDENTIAL, IDENTITY, RequestPipeline
 from operations.front.limits import client_address
@@ -121,11 +121,7 @@ def _mcp_app(config: ServerConfig, registry: OperationRegistry, pipeline: Reques
     """Return the application that serves MCP."""
     from operations.mcp import MCPApp, RegistryServer  # noqa: PLC0415 - needs an extra
 
-    given = config.mcp
-    settings = (
-        given if isinstance(given, MCPServerSettings) else MCPServerSettings(name=config.title)
-    )
-    server = RegistryServer(registry, settings)
+    server = RegistryServer(registry, config.mcp_settings)
     return MCPApp(server, server.service, pipeline, is_guarded=False, path=None)
 
 
