@@ -13,7 +13,6 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -386,13 +385,13 @@ class ResourceWatches:
             watched = self._watched[key] = _Watched(uri, self._server, connection)
             self._tasks.add(watched.task)
             watched.task.add_done_callback(self._tasks.discard)
-        changes = _Unread(MAX_UNREAD)
+        changes = _Unread()
         watched.watchers.add(changes)
         try:
             await asyncio.shield(watched.is_subscribed)
             yield uri
             while True:
-                yield await changes.get()
+                yield await changes.next()
         finally:
             watched.watchers.discard(changes)
             if not watched.watchers:
@@ -415,18 +414,21 @@ class ResourceWatches:
             await asyncio.wait(tuple(self._tasks))
 
 
-class _Unread(asyncio.Queue[str]):
+class _Unread:
     """The unread changes of one subscriber, without repetitions."""
 
-    def _init(self, maxsize: int) -> None:
-        self._queue: dict[str, None] = {}
+    def __init__(self) -> None:
+        self._queue = asyncio.Queue[str]()
+        self._uris: set[str] = set()
 
-    def _put(self, item: str) -> None:
-        self._queue[item] = None
+    def add(self, uri: str) -> None:
+        if uri not in self._uris and len(self._uris) < MAX_UNREAD:
+            self._uris.add(uri)
+            self._queue.put_nowait(uri)
 
-    def _get(self) -> str:
-        uri = next(iter(self._queue))
-        del self._queue[uri]
+    async def next(self) -> str:
+        uri = await self._queue.get()
+        self._uris.discard(uri)
         return uri
 
 
@@ -443,8 +445,7 @@ class _Watched:
 
     def report(self, uri: str) -> None:
         for watcher in self.watchers:
-            with suppress(asyncio.QueueFull):
-                watcher.put_nowait(uri)
+            watcher.add(uri)
 
     async def _keep(self) -> None:
         # A server is not stopped while there is a subscription, also not between two attempts.
