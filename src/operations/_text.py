@@ -90,6 +90,11 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return `text` with at most `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def visible(text: str) -> str:
     """Return `text` with control characters and invisible characters escaped, for a terminal or a log."""
     if text.isascii() and text.isprintable():

@@ -162,7 +162,7 @@ def test_an_invalid_field_that_a_class_sets_itself_is_reported_with_its_location
     assert converter is not None
     with pytest.raises(ConversionError) as caught:
         converter({"parts": [], "total": 1.5})
-    assert caught.value.faults[0][0] == "/total"
+    assert caught.value.reasons[0][0] == "/total"
 
 
 class Custom(pydantic.BaseModel):

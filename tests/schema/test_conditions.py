@@ -155,10 +155,10 @@ def test_the_location_of_an_error_of_pydantic_is_in_the_value() -> None:
 
     with pytest.raises(ConversionError) as caught:
         convert([{"at": "never", "limits": {"never": 1}}])
-    assert {path for path, _ in caught.value.faults} == {"/0/at", "/0/limits/never"}
+    assert {path for path, _ in caught.value.reasons} == {"/0/at", "/0/limits/never"}
     with pytest.raises(ConversionError) as caught:
         convert([{}])
-    assert {path for path, _ in caught.value.faults} == {"/0/at"}
+    assert {path for path, _ in caught.value.reasons} == {"/0/at"}
 
 
 class Closed(msgspec.Struct, tag=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from operations.schema import Schema
-from operations.schema.explain import MAX_FAULTS
+from operations.schema.explain import MAX_ISSUES
 
 
 def _faults(document: Any, value: Any) -> list[tuple[str, str, str]]:
@@ -307,7 +307,7 @@ def test_several_failures_are_all_listed_once_each() -> None:
 def test_the_number_of_failures_is_bounded_and_long_lists_are_checked() -> None:
     document = {"type": "array", "items": {"type": "integer"}}
 
-    assert len(_faults(document, ["x"] * 1_000)) == MAX_FAULTS
+    assert len(_faults(document, ["x"] * 1_000)) == MAX_ISSUES
     assert [fault[0] for fault in _faults(document, [*range(50_000), "x"])] == ["/50000"]
 
 

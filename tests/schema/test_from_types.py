@@ -42,6 +42,7 @@ from hypothesis import strategies as st
 from operations._json import to_json
 from operations.errors import SchemaError
 from operations.schema import ConversionError, converter_for, schema_for
+from operations.schema.explain import MAX_ISSUES
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -893,7 +894,7 @@ def test_an_inconvertible_or_lossy_value_is_rejected_with_its_location(
     with pytest.raises(ConversionError) as caught:
         convert(value)
 
-    assert [found for found, _ in caught.value.faults] == [path]
+    assert [found for found, _ in caught.value.reasons] == [path]
     assert str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -905,7 +906,7 @@ def test_every_failing_place_is_reported() -> None:
     with pytest.raises(ConversionError) as caught:
         convert({"a": [{"title": "x", "due": "1", "weight": 2**60 + 1}], "b": [{"due": "2"}]})
 
-    assert [path for path, _ in caught.value.faults] == ["/a/0/due", "/a/0/weight", "/b/0/due"]
+    assert [path for path, _ in caught.value.reasons] == ["/a/0/due", "/a/0/weight", "/b/0/due"]
 
 
 def test_every_failing_key_and_value_is_reported() -> None:
@@ -913,7 +914,7 @@ def test_every_failing_key_and_value_is_reported() -> None:
     assert convert is not None
     with pytest.raises(ConversionError) as caught:
         convert({"no date": "2026-01-02", "2026-01-02": "no date"})
-    assert [path for path, _ in caught.value.faults] == ["/no date", "/2026-01-02"]
+    assert [path for path, _ in caught.value.reasons] == ["/no date", "/2026-01-02"]
 
 
 def test_other_exceptions_of_a_class_are_not_rejections() -> None:
@@ -942,6 +943,78 @@ def test_a_class_may_reject_a_value_with_its_own_path() -> None:
     assert convert is not None
     with pytest.raises(ConversionError, match="/0/a: is never right"):
         convert([{"a": 1}])
+
+
+class Entry(pydantic.BaseModel):
+    name: str
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def reject(cls, name: str) -> str:
+        raise ValueError(f"{name!r} is reserved")
+
+
+@attrs.define
+class Matching:
+    name: Any = attrs.field(validator=attrs.validators.instance_of(int))
+
+
+@dataclasses.dataclass
+class Counted:
+    count: str
+
+    def __post_init__(self) -> None:
+        int(self.count)
+
+
+@pytest.mark.parametrize("annotation", [list[dt.date], pydantic.RootModel[list[Entry]]])
+def test_the_number_of_rejected_places_is_bounded(annotation: Any) -> None:
+    convert = converter_for(annotation)
+    assert convert is not None
+    item = "no date" if annotation == list[dt.date] else {"name": "a"}
+    with pytest.raises(ConversionError) as caught:
+        convert([item] * 1_000)
+    assert len(caught.value.issues()) == MAX_ISSUES
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (int, 7531.5),
+        (float, 7531 * 10**300),
+        (Access, 7531),
+        (Literal[1, 2], 7531),
+        (Annotated[dt.date, annotated_types.Ge(dt.date(9999, 1, 1))], "7531-09-07"),
+        (ipaddress.IPv4Address, "7531"),
+        (Counted, {"count": "it's 7531"}),
+        (list[Matching], [{"name": "7531"}]),
+        (Entry, {"name": "7531"}),
+    ],
+)
+def test_rejected_values_are_not_repeated(annotation: Any, value: Any) -> None:
+    convert = converter_for(annotation)
+    assert convert is not None
+    with pytest.raises(ConversionError) as caught:
+        convert(value)
+    assert "7531" not in str(caught.value)
+
+
+def test_the_text_of_an_exception_is_one_line_of_limited_length() -> None:
+    @dataclasses.dataclass
+    class Talkative:
+        a: int
+
+        def __post_init__(self) -> None:
+            raise ValueError("no\n" * 1_000, self)
+
+    convert = converter_for(Talkative)
+    assert convert is not None
+    with pytest.raises(ConversionError) as caught:
+        convert({"a": 1})
+    [issue] = caught.value.issues()
+    assert issue.message.startswith("is not valid: no no no")
+    assert len(issue.message) <= 300
 
 
 def test_a_rejection_without_a_message_is_named_by_its_type() -> None:

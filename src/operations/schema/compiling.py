@@ -19,6 +19,7 @@ import jsonschema_rs
 from msgspec import to_builtins
 
 from operations._json import JSONValueError, as_json, count_values, is_list, is_object, pointer
+from operations._text import shortened
 from operations.errors import SchemaError
 from operations.schema.references import (
     APPLIED,
@@ -260,7 +261,7 @@ class BoundPatterns:
                 del self._weights[pattern]
                 cap = None
         if cap is None:
-            shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
+            shown = shortened(pattern, 60)
             if not self._drop:
                 raise SchemaError(f"{place}: {shown!r} is not a pattern that can be run safely")
             self.dropped.append(f"{place}: {shown}")
@@ -444,6 +445,7 @@ MAX_SCHEMA_VALUES = 100_000
 """How many JSON values the document may hold."""
 
 _MAX_MESSAGE = 300
+"""Characters of a message of the validator, which may quote an invalid value."""
 
 
 def compile_schema(
@@ -478,9 +480,11 @@ def compile_schema(
     except jsonschema_rs.ValidationError as error:
         inner = _innermost(error)
         place = "".join(map(pointer, inner.instance_path)) or "the schema"
-        raise SchemaError(f"{place}: {_shortened(inner.message)}") from None
+        raise SchemaError(f"{place}: {shortened(inner.message, _MAX_MESSAGE)}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise SchemaError(f"the schema cannot be compiled: {_shortened(str(error))}") from None
+        raise SchemaError(
+            f"the schema cannot be compiled: {shortened(str(error), _MAX_MESSAGE)}"
+        ) from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
@@ -496,11 +500,6 @@ def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.Validation
     if len(deepest.instance_path) <= len(error.instance_path):
         return error
     return _innermost(deepest)
-
-
-def _shortened(message: str) -> str:
-    """Return a message with a limited length, because it may quote an invalid value."""
-    return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
 
 
 def measured(document: Any) -> JSONSchema:

@@ -108,7 +108,7 @@ def _applied(planner: Planner, site: Site, value: Any) -> Iterator[Site]:
     yield from (member for member in candidates if planner.plan((member,)).accepts(value))
 
 
-MAX_FAULTS = 100
+MAX_ISSUES = 100
 """How many failures are reported for one value."""
 
 _MAX_STEPS = 10_000
@@ -119,7 +119,7 @@ _LONG = 20
 
 
 def explain(
-    planner: Planner, root: Site, value: Any, limit: int = MAX_FAULTS
+    planner: Planner, root: Site, value: Any, limit: int = MAX_ISSUES
 ) -> list[ValidationIssue]:
     """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects."""
     found: dict[ValidationIssue, None] = {}

@@ -17,6 +17,7 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from operations._json import SCALARS, canonical, is_list, is_object, kind_of
+from operations._text import shortened
 from operations.schema.compiling import text_test
 from operations.types import JSONObject
 
@@ -127,8 +128,7 @@ def same(first: Any, second: Any) -> bool:
 
 def shown(value: Any) -> str:
     """Return `value` as JSON for a message, truncated if it is long."""
-    text = canonical(value).decode()
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return shortened(canonical(value).decode(), _SHOWN)
 
 
 def listed(values: list[Any]) -> str:

@@ -22,7 +22,7 @@ from operations._json import (
     to_json,
     unescape,
 )
-from operations._text import counted
+from operations._text import counted, shortened
 from operations.schema.explain import ValidationIssue
 from operations.schema.members import Place
 from operations.schema.values import conversions, same, shown
@@ -253,7 +253,9 @@ class Changes:
         key = (kind, *location)
         known = found.get(key)
         if known is None:
-            found[key] = Change(_cut(path, MAX_PATH), kind, count, _cut(message, MAX_MESSAGE))
+            found[key] = Change(
+                shortened(path, MAX_PATH), kind, count, shortened(message, MAX_MESSAGE)
+            )
         else:
             found[key] = Change(known.path, kind, known.count + count, known.message)
 
@@ -365,7 +367,3 @@ def _plain(value: Any) -> Any:
         names: Iterable[str] = to_json(dict.fromkeys(value))
         return dict(zip(names, value.values(), strict=True))
     return value
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

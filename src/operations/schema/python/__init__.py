@@ -20,6 +20,7 @@ import typing
 import uuid
 from collections import Counter, OrderedDict, abc, defaultdict, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import (
@@ -460,10 +461,11 @@ def _digits(value: Any) -> str:
 
 def _flags(cls: Any, value: int) -> Any:
     """Return a combination of flags. The class itself would read a negative number as the complement."""
-    found = cls(value)
-    if getattr(found, "value", None) != value:
-        raise ConversionError(f"{value} is not a combination of flags")
-    return found
+    with suppress(ValueError):
+        found = cls(value)
+        if getattr(found, "value", None) == value:
+            return found
+    raise ConversionError("it is not a combination of flags")
 
 
 def _enumeration(cls: type[enum.Enum]) -> Shape:

@@ -10,14 +10,15 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from operations._json import JSON_TYPES, is_list, is_object, pointer
-from operations._text import numbered_name
+from operations._json import JSON_TYPES, is_list, is_object, pointer, with_texts
+from operations._text import numbered_name, shortened
 from operations.schema.document import Schema
-from operations.schema.explain import ValidationIssue
+from operations.schema.explain import MAX_ISSUES, ValidationIssue
 from operations.schema.python.annotations import Notes
 from operations.schema.values import identity
 from operations.types import JSONObject
@@ -37,37 +38,44 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that are not allowed in a reference."""
 
 
+_MAX_REASON = 200
+"""Characters of a reason: the text of an exception may be long."""
+
+
 class ConversionError(ValueError):
     """A JSON value has the right form but is not valid for its type, such as a date that does not exist.
 
     Attributes:
-        faults: Each error with its location as a JSON pointer.
+        reasons: The first reasons, each with its location as a JSON pointer.
     """
 
-    def __init__(self, faults: str | Iterable[tuple[str, str]]) -> None:
-        self.faults = (("", faults),) if isinstance(faults, str) else tuple(faults)
-        super().__init__("; ".join(f"{path}: {why}" if path else why for path, why in self.faults))
+    def __init__(self, reasons: str | Iterable[tuple[str, str]]) -> None:
+        found = [("", reasons)] if isinstance(reasons, str) else islice(reasons, MAX_ISSUES)
+        self.reasons = tuple((path, shortened(why, _MAX_REASON)) for path, why in found)
+        super().__init__("; ".join(f"{path}: {why}" if path else why for path, why in self.reasons))
 
     def issues(self) -> list[ValidationIssue]:
         """Return one issue per location."""
-        return [ValidationIssue(path, f"is not valid: {why}", "type") for path, why in self.faults]
+        return [ValidationIssue(path, f"is not valid: {why}", "type") for path, why in self.reasons]
 
 
 def convert_parts(parts: Iterable[tuple[Any, Any, Converter | None]]) -> dict[Any, Any]:
     """Return the parts of a value by index or name, each converted by its own converter.
 
     Raises:
-        ConversionError: With the errors of all parts.
+        ConversionError: With the reasons of the first invalid parts.
     """
     result: dict[Any, Any] = {}
-    faults: list[tuple[str, str]] = []
+    reasons: list[tuple[str, str]] = []
     for token, item, convert in parts:
         try:
             result[token] = item if convert is None else convert(item)
         except ConversionError as error:
-            faults += [(pointer(token) + path, reason) for path, reason in error.faults]
-    if faults:
-        raise ConversionError(faults)
+            reasons += [(pointer(token) + path, reason) for path, reason in error.reasons]
+            if len(reasons) >= MAX_ISSUES:
+                break
+    if reasons:
+        raise ConversionError(reasons)
     return result
 
 
@@ -89,27 +97,39 @@ def attempt(convert: Converter, value: Any, *, is_located: bool = False) -> Any:
     except (ArithmeticError, TypeError, ValueError) as error:
         details: Callable[..., list[JSONObject]] | None = getattr(error, "errors", None)
         if details is None:
-            words = " ".join(str(error).split())
-            raise ConversionError(words or type(error).__name__) from error
+            # The validators of attrs raise errors with further arguments, such as the value.
+            is_extended = len(error.args) > 1 and type(error).__str__ is Exception.__str__
+            text = str(error.args[0] if is_extended else error)
+            raise ConversionError(_without_texts_of(value, text) or type(error).__name__) from error
         # pydantic's own text spans lines and ends in links.
-        faults = details(include_url=False, include_context=False, include_input=False)
+        failures = details(include_url=False, include_context=False, include_input=False)
         raise ConversionError(
-            (_location(fault, value if is_located else None), fault["msg"]) for fault in faults
+            (_location(each, value if is_located else None), _without_texts_of(value, each["msg"]))
+            for each in islice(failures, MAX_ISSUES)
         ) from error
 
 
-def _location(fault: JSONObject, value: Any) -> str:
+def _without_texts_of(value: Any, text: str) -> str:
+    """Return the text of an exception in one line, without the texts in the value, which it may quote."""
+    quoted: list[str] = []
+    with_texts(value, lambda each: quoted.append(repr(each)))
+    for each in quoted:
+        text = text.replace(each, "the value")
+    return " ".join(text.split())
+
+
+def _location(failure: JSONObject, value: Any) -> str:
     """Return the location of an error of pydantic, without tokens that are not in `value` unless it is `None`.
 
     pydantic adds the names of members of unions, and "[key]" for errors of keys.
     """
     tokens: list[Any] = []
-    for token in fault["loc"]:
+    for token in failure["loc"]:
         if value is not None:
             try:
                 value = value[token]
             except (IndexError, KeyError, TypeError):
-                if fault["type"] != "missing" or token != fault["loc"][-1]:
+                if failure["type"] != "missing" or token != failure["loc"][-1]:
                     continue
         tokens.append(token)
     return "".join(map(pointer, tokens))
@@ -256,7 +276,7 @@ def to_int(value: Any) -> int:
         return value
     if type(value) is float and value.is_integer():
         return int(value)
-    raise ConversionError(f"{value!r} is not an integer")
+    raise ConversionError("it is not an integer")
 
 
 def to_float(value: Any) -> float:
@@ -266,9 +286,9 @@ def to_float(value: Any) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise ConversionError("the number is too large for a float") from None
+        raise ConversionError("it is too large for a float") from None
     if number != value:
-        raise ConversionError(f"a float cannot represent {value} exactly")
+        raise ConversionError("a float cannot represent it exactly")
     return number
 
 
@@ -303,7 +323,7 @@ class Refined(msgspec.Struct, frozen=True, eq=False):
         for name, bound in self.notes.bounds.items():
             meets, words = _COMPARISONS[name]
             if value is not None and not meets(value, bound):
-                raise ConversionError(f"{value} is not {words} {bound}")
+                raise ConversionError(f"it is not {words} {bound}")
         for predicate in self.notes.predicates:
             if not predicate(value):
                 name = getattr(predicate, "__name__", repr(predicate))
@@ -396,7 +416,7 @@ class Enumeration(msgspec.Struct, frozen=True, eq=False):
             try:
                 return meanings[identity(value)]
             except KeyError:
-                raise ConversionError(f"{value!r} is none of the options") from None
+                raise ConversionError("it is none of the options") from None
 
         return converter
 
@@ -474,7 +494,7 @@ class _Trial:
         return [(Schema(document_of(shape)), shape.converter()) for shape in self._shapes]
 
     def __call__(self, value: Any) -> Any:
-        failure = ConversionError("the value matches no member of the union")
+        failure = ConversionError("it matches no member of the union")
         for schema, convert in self._ranked(value):
             try:
                 if schema.check(value):
