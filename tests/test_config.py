@@ -1,4 +1,4 @@
-"""`operations.toml`: its settings are applied, and its faults are reported with advice."""
+"""`operations.toml`: its settings are applied, and its issues are reported with advice."""
 
 import dataclasses
 import json
@@ -562,7 +562,7 @@ def test_a_mistake_is_reported_with_its_line_key_and_advice(
     with pytest.raises(ConfigError) as caught:
         parse_config(text, folder / "operations.toml")
 
-    found = [fault for fault in caught.value.faults if fault.key == key]
+    found = [issue for issue in caught.value.issues if issue.key == key]
     assert found, str(caught.value)
     assert words in found[0].message
     assert found[0].line == line
@@ -579,10 +579,10 @@ def test_all_mistakes_are_reported_in_the_order_of_the_file(folder: Path) -> Non
     with pytest.raises(ConfigError) as caught:
         parse_config(text, folder / "operations.toml")
 
-    assert [fault.line for fault in caught.value.faults] == [2, 3, 5]
+    assert [issue.line for issue in caught.value.issues] == [2, 3, 5]
 
 
-def test_faults_of_one_table_do_not_hide_those_of_others(folder: Path) -> None:
+def test_issues_of_one_table_do_not_hide_those_of_others(folder: Path) -> None:
     text = (
         "[mcp.both]\ncommand = 'x'\nurl = 'http://a/'\nargs = ['y']\n[serve]\nprot = 1\nhost = '0.0.0.0'\n"
         "[mcp.other]\nurl = 'http://a/'\nargs = ['y']\nallow = 3\n[authority]\nbroker = 'a'\n[brokers.a]\n"
@@ -592,7 +592,7 @@ def test_faults_of_one_table_do_not_hide_those_of_others(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, folder / "operations.toml")
 
-    assert [fault.key for fault in caught.value.faults] == [
+    assert [issue.key for issue in caught.value.issues] == [
         "mcp.both", "serve.prot", "mcp.other.allow", "brokers.a.url", "openapi.shop.document",
     ]  # fmt: skip
 

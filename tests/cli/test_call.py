@@ -340,9 +340,9 @@ def test_a_wrong_config_is_reported_as_json_too(run: Run, folder: Path) -> None:
     ran = run("call", "work.add", "--json")
 
     assert ran.code == 3
-    (fault,) = ran.error["details"]["faults"]
-    assert (fault["file"], fault["line"], fault["key"]) == ("operations.toml", 2, "serve.prot")
-    assert fault["message"] == 'is not a known key. Did you mean "port"?'
+    (issue,) = ran.error["details"]["issues"]
+    assert (issue["file"], issue["line"], issue["key"]) == ("operations.toml", 2, "serve.prot")
+    assert issue["message"] == 'is not a known key. Did you mean "port"?'
 
 
 @pytest.mark.requirement("R47")

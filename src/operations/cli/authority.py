@@ -63,7 +63,7 @@ def _grants(common: Common, **options: Any) -> Grants:
     file = common.load()
     grants = grants_of(file, **options)
     if grants is None:
-        raise file.fault("needs a key.", "access.grants")
+        raise file.error("needs a key.", "access.grants")
     return grants
 
 

@@ -118,8 +118,8 @@ async def _check_all(common: Common, report: Report) -> None:
     try:
         file = common.load()
     except ConfigError as error:
-        for fault in error.faults:
-            report("config", "failed", str(fault))
+        for issue in error.issues:
+            report("config", "failed", str(issue))
         return
     report("config", "ok", str(file.path))
     has_secrets = _check_secrets(file, report)
@@ -188,7 +188,7 @@ def _check_secrets(file: ConfigFile, report: Report) -> bool:
         try:
             file.secret(secret)
         except ConfigError as error:
-            report(".".join(map(str, path)), "failed", error.faults[0].message)
+            report(".".join(map(str, path)), "failed", error.issues[0].message)
             is_complete = False
     return is_complete
 

@@ -241,11 +241,11 @@ class Screen:
     def config_failed(self, error: ConfigError) -> None:
         """Print all errors of the config."""
         if self.json:
-            details = {"faults": [asdict(fault) for fault in error.faults]}
+            details = {"issues": [asdict(issue) for issue in error.issues]}
             self._complain({"error": {"code": "CONFIG", "message": str(error), "details": details}})
             return
-        for fault in error.faults:
-            self.note(str(fault), "red")
+        for issue in error.issues:
+            self.note(str(issue), "red")
 
     def call_failed(self, error: CallError) -> None:
         """Print the error of a call: code, message, and useful details."""

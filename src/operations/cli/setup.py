@@ -125,8 +125,8 @@ def _file(
     try:
         config = parse_config(text, Path(FILE_NAME).absolute())
     except ConfigError as error:
-        faults = (f"{each.key} {each.message}" for each in error.faults)
-        raise OperationsError("\n".join(faults)) from None
+        issues = (f"{each.key} {each.message}" for each in error.issues)
+        raise OperationsError("\n".join(issues)) from None
     return ConfigFile(config=replace(config, trace=_UNKEPT)), text
 
 
@@ -315,6 +315,6 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
 
     config = client_config(server, servers[server], file)
     if config.login is None:
-        raise file.fault('needs auth = "oauth" to sign in through a browser.', f"mcp.{server}")
+        raise file.error('needs auth = "oauth" to sign in through a browser.', f"mcp.{server}")
     client = await sign_in(server, config, show)
     screen.note(f"Signed in to {server}, which offers {counted(len(client), 'operation')}")

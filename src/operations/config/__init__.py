@@ -16,15 +16,15 @@ from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations._files import expanded, read_small
 from operations._json import is_list, is_object, object_of, unescape
 from operations._mcp_config import read_servers
-from operations.config.checks import ConfigError, ConfigFault, KeyLines, Wording, check, written
+from operations.config.checks import ConfigError, ConfigIssue, KeyLines, Wording, check, written
 from operations.config.model import Config, Entry, config_schema, entries_of
 from operations.types import JSONObject
 
 __all__ = [
     "Config",
     "ConfigError",
-    "ConfigFault",
     "ConfigFile",
+    "ConfigIssue",
     "Secret",
     "config_schema",
     "enforce_trusted",
@@ -77,15 +77,15 @@ class ConfigFile:
         if secret.env is not None:
             found = (os.environ if environ is None else environ).get(secret.env)
             if not found:
-                raise self.fault(f"the environment variable {secret.env} is not set.")
+                raise self.error(f"the environment variable {secret.env} is not set.")
             return found
         path = self.resolve(secret.file or "")
         try:
             found = read_small(path).decode("utf-8-sig").strip()
         except (OSError, ValueError):
-            raise self.fault(f"the secret in {path} cannot be read.") from None
+            raise self.error(f"the secret in {path} cannot be read.") from None
         if not found:
-            raise self.fault(f"the secret in {path} is empty.")
+            raise self.error(f"the secret in {path} is empty.")
         return found
 
     def secrets(self) -> list[tuple[KeyPath, Secret]]:
@@ -110,7 +110,7 @@ class ConfigFile:
         """
         found = self.resolve(path)
         if not found.is_file():
-            raise self.fault(f"names no file: there is no {path}.", key)
+            raise self.error(f"names no file: there is no {path}.", key)
         return found
 
     def options(self, cls: Any, entry: Entry, revealed: list[str] | None = None) -> dict[str, Any]:
@@ -135,9 +135,9 @@ class ConfigFile:
 
         return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
 
-    def fault(self, message: str, key: str = "") -> ConfigError:
+    def error(self, message: str, key: str = "") -> ConfigError:
         """Return an error for a file, address or module that this config names and that cannot be used."""
-        return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
+        return ConfigError([ConfigIssue(_shown(self.path or Path(FILE_NAME)), None, key, message)])
 
 
 def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:
@@ -177,7 +177,7 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
     named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
     if stranger is None or any(where.is_relative_to(Path(entry).resolve()) for entry in named):
         return
-    raise ConfigFile(path=path).fault(
+    raise ConfigFile(path=path).error(
         f"belongs to another user (id {stranger}), and can run programs as you. If you trust it, add"
         f" --trust, or set {TRUST_VARIABLE}={shlex.quote(str(where.parent))}."
     )
@@ -197,7 +197,7 @@ def load_config(path: Path) -> ConfigFile:
         try:
             read_servers(path)
         except ValueError as error:
-            raise file.fault(str(error)) from None
+            raise file.error(str(error)) from None
         return file
     return ConfigFile(config=parse_config(text, path), path=path, modified=modified)
 
@@ -241,7 +241,7 @@ def parse_config(text: str, path: Path) -> Config:
     if wrong:
         lines = KeyLines(text)
         raise ConfigError(
-            ConfigFault(file, lines.line(where), written(where), message)
+            ConfigIssue(file, lines.line(where), written(where), message)
             for where, message in wrong
         )
     return config
@@ -264,9 +264,9 @@ def _unusable(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
             yield from _unusable(each, (*path, key))
 
 
-def _without(document: JSONObject, faults: Collection[KeyPath]) -> JSONObject:
+def _without(document: JSONObject, wrong: Collection[KeyPath]) -> JSONObject:
     """Return the document without the tables that have errors: `mcp.a` for `mcp.a.url`, `serve` for `serve.port`."""
-    removed = {where[: 2 if where[0] in _SOURCES else 1] for where in faults if where}
+    removed = {where[: 2 if where[0] in _SOURCES else 1] for where in wrong if where}
     sound = {key: value for key, value in document.items() if (key,) not in removed}
     for key in _SOURCES & sound.keys():
         sound[key] = {name: each for name, each in sound[key].items() if (key, name) not in removed}
@@ -303,16 +303,16 @@ def _text(path: Path) -> str:
         reason = "is not UTF-8 text."
     except OSError as error:
         reason = f"cannot be read: {error.strerror}."
-    raise ConfigFile(path=path).fault(reason)
+    raise ConfigFile(path=path).error(reason)
 
 
-def _no_toml(file: str, text: str, error: ValueError | RecursionError) -> ConfigFault:
+def _no_toml(file: str, text: str, error: ValueError | RecursionError) -> ConfigIssue:
     message = str(error)
     position = _POSITION.search(message)
     if position is None:
-        return ConfigFault(file, None, "", f"this is not TOML: {message}.")
+        return ConfigIssue(file, None, "", f"this is not TOML: {message}.")
     line = int(position[1] or len(text.splitlines()) or 1)
-    return ConfigFault(file, line, "", f"this is not TOML: {message[: position.start()]}.")
+    return ConfigIssue(file, line, "", f"this is not TOML: {message[: position.start()]}.")
 
 
 def _located(pointer: str, document: JSONObject) -> tuple[KeyPath, Any]:

@@ -3,8 +3,8 @@
 Rule 1: an error names the place (file, line, key), the expected value, and a suggestion.
 Rule 2: no message shows a value, because it may be a misplaced secret.
 Rule 3: finding the lines of keys never fails. A key inside an inline table or a long list has the line of its value.
-Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no network. A missing file or secret is not a
-        fault of the config: opening the source reports it.
+Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no network. A missing file or secret is not
+        an error of the config: opening the source reports it.
 """
 
 import os
@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from operations._derive import (
     Builder,
-    KeyFaultError,
+    InvalidKeyError,
     Secret,
     field_of,
     keys_of,
@@ -90,7 +90,7 @@ _BY_NAME = '{ env = "NAME" } or { file = "PATH" }'
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFault:
+class ConfigIssue:
     """One error in a config file."""
 
     file: str
@@ -112,12 +112,12 @@ class ConfigError(OperationsError, ValueError):
     """A config file cannot be used.
 
     Attributes:
-        faults: All errors, in the order of the file.
+        issues: All errors, in the order of the file.
     """
 
-    def __init__(self, faults: Iterable[ConfigFault]) -> None:
-        self.faults = sorted(faults, key=lambda fault: fault.line or 0)
-        super().__init__("\n".join(map(str, self.faults)))
+    def __init__(self, issues: Iterable[ConfigIssue]) -> None:
+        self.issues = sorted(issues, key=lambda issue: issue.line or 0)
+        super().__init__("\n".join(map(str, self.issues)))
 
 
 def written(path: Path) -> str:
@@ -236,8 +236,8 @@ def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
     for path, entry in model.entries_of(config):
         if not is_whole and isinstance(entry, model.ServeEntry):
             continue
-        faults = list(_entry(entry, path, config, folder))
-        yield from faults or _rejected(entry, path, folder)
+        issues = list(_entry(entry, path, config, folder))
+        yield from issues or _rejected(entry, path, folder)
 
 
 def _authority(config: model.Config) -> Found:
@@ -320,8 +320,8 @@ def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
     secrets: set[str | int] = set()
 
     def reveal(secret: Secret, where: Path) -> str:
-        for fault, message in _secret(secret, where):
-            raise KeyFaultError(fault, message)
+        for wrong, message in _secret(secret, where):
+            raise InvalidKeyError(wrong, message)
         secrets.add(where[len(path)])
         return "secret"
 
@@ -330,8 +330,8 @@ def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
         named |= {"id": path[-1]} if isinstance(entry, model.KeyEntry) else {}
         try:
             cls(**Builder(reveal, folder.joinpath).fields(cls, entry.of(cls), path), **named)
-        except KeyFaultError as fault:
-            yield fault.path, str(fault)
+        except InvalidKeyError as error:
+            yield error.path, str(error)
         except ValueError as error:
             if not isinstance(error.__context__, OSError) and not secrets & {field_of(error)}:
                 # A missing file is reported when the source is opened, and a secret is checked when it is read.

@@ -333,10 +333,10 @@ class Hub:
             return None
         if name.startswith(PREFIX):
             # A grant is a secret.
-            raise self.file.fault("grants are not accepted without [access.grants].")
+            raise self.file.error("grants are not accepted without [access.grants].")
         known = ", ".join([*keys, "anonymous"])
         hint = suggestion(name, keys) or f" Known: {known}."
-        raise self.file.fault(f"there is no caller {name!r} in [access.keys].{hint}")
+        raise self.file.error(f"there is no caller {name!r} in [access.keys].{hint}")
 
 
 def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:
@@ -417,7 +417,7 @@ def _start_audit(hub: Hub, stack: AsyncExitStack) -> None:
     try:
         sink = None if audit.file is None else AuditFile(audit.file)
     except OSError as error:
-        raise file.fault(f"cannot be used: {error}", "audit.file") from error
+        raise file.error(f"cannot be used: {error}", "audit.file") from error
     if sink is not None:
         stack.callback(sink.close)
     stack.callback(hub.registry.observe(Audit(sink)))

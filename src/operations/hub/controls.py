@@ -76,7 +76,7 @@ async def _apply(hub: Hub, path: Path) -> None:
     try:
         hub.tools.change(tools)
     except (OperationsError, ValueError) as error:
-        raise new.fault(str(error), "tools") from error
+        raise new.error(str(error), "tools") from error
     # No step fails from here on.
     if access is not None:
         hub.access.become(access)
@@ -126,7 +126,7 @@ def _enforce_listings(hub: Hub, file: ConfigFile) -> None:
         except ConfigError:
             raise
         except (OSError, ValueError) as error:
-            raise file.fault(
+            raise file.error(
                 f"contains {path}, which cannot be used: {error}", "mcp_json"
             ) from error
 

@@ -125,7 +125,7 @@ def load_setup(file: ConfigFile) -> Any:
         try:
             return getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise file.fault(f"cannot be imported: {error}.", "setup") from error
+            raise file.error(f"cannot be imported: {error}.", "setup") from error
 
 
 def load_tokens(file: ConfigFile, values: Iterable[Any]) -> None:
@@ -416,7 +416,7 @@ class Access:
             try:
                 self.tokens = JWTs(**file.options(JWTConfig, entry))
             except OSError as error:
-                raise file.fault(f"cannot be read: {error}", "access.jwt.public_key") from error
+                raise file.error(f"cannot be read: {error}", "access.jwt.public_key") from error
 
     def become(self, other: "Access") -> None:
         """Use the callers of a new version of the file."""
@@ -466,7 +466,7 @@ def grants_of(file: ConfigFile, **options: Any) -> Grants | None:
     try:
         return Grants(file.secret(entry.key), **options)
     except ValueError as error:
-        raise file.fault(f"cannot be used: {error}", "access.grants.key") from error
+        raise file.error(f"cannot be used: {error}", "access.grants.key") from error
 
 
 @asynccontextmanager
@@ -485,7 +485,7 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
             try:
                 ledger = Ledger(path, key, head=head, **options)
             except ValueError as error:
-                raise file.fault(f"cannot be used: {error}", "ledger.key") from error
+                raise file.error(f"cannot be used: {error}", "ledger.key") from error
             stack.callback(ledger.close)
         yield Authority(store, ledger=ledger)
 
@@ -507,7 +507,7 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
     except OperationsError as error:
         key = "authority.file" if entry.broker is None else "authority.broker"
         reason = (isinstance(error, StoreError) and error.__cause__) or error
-        raise file.fault(f"cannot be used: {reason}", key) from error
+        raise file.error(f"cannot be used: {reason}", key) from error
     return store
 
 
@@ -519,7 +519,7 @@ def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
     """
     entry = file.config.ledger
     if entry is None:
-        raise file.fault("there is no [ledger]: add the table with file and key.")
+        raise file.error("there is no [ledger]: add the table with file and key.")
     # A head without its file shows that the file was removed.
     found = [_processes(file.resolve(each)) for each in (entry.file, entry.head) if each]
     processes = sorted(set[str]().union(*found)) if _PROCESS in entry.file else [""]

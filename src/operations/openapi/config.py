@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from msgspec import Meta
 
-from operations._derive import Builder, KeyFaultError, field_of
+from operations._derive import Builder, InvalidKeyError, field_of
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
 from operations._proxies import ConnectionConfig
@@ -371,7 +371,7 @@ class HTTPServiceConfig(ConnectionConfig):
         """
         try:
             fields = Builder().fields(cls, entry)
-        except KeyFaultError as error:
+        except InvalidKeyError as error:
             if field_of(error) + ":" == str(error).partition(" ")[0]:
                 raise
             raise ValueError(f"{'.'.join(map(str, error.path))} {error}") from None
@@ -393,5 +393,5 @@ def credential_of(given: Any) -> Any:
         given = {"username": username, "password": password}
     try:
         return Builder().value(Credential, given)
-    except KeyFaultError as error:
+    except InvalidKeyError as error:
         raise ValueError(f"a credential or login {error}") from None
