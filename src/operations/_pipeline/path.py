@@ -92,12 +92,14 @@ _LONG_AGO = 1e11
 def enter(plan: CallPlan, context: OperationContext) -> None:
     """Raise an error unless the caller, or the calling operation, may call this operation. Uses no budget."""
     try:
-        if plan.is_inner or has_authority(plan, context):
-            return
         permits, identity = plan.permits, context.identity
         grant = None if identity is None else identity.grant
         is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
-        is_permitted = is_covered and (permits is None or permits(identity))
+        is_permitted = (
+            (is_covered and (permits is None or permits(identity)))
+            or plan.is_inner
+            or has_authority(plan, context)
+        )
     except Exception as error:
         raise _denied(plan) from error
     if not is_permitted:
@@ -117,11 +119,7 @@ def has_authority(plan: CallPlan, context: OperationContext) -> bool:
     # The authority is valid for one operation: a handler that forwards its own context gains no other access.
     if context.authority is not None and context.authority[1] == plan.id:
         return True
-    identity = context.identity
-    if identity is None or identity.grant is None:
-        # The usual caller, without a further function call.
-        return False
-    return has_delegated_authority(plan.spec.access_control, identity, plan.id)
+    return has_delegated_authority(plan.spec.access_control, context.identity, plan.id)
 
 
 async def guard(
