@@ -202,6 +202,31 @@ async def test_a_rate_holds_inside_a_socket_too() -> None:
     assert b'operations_rejected_total{reason="rate"} 2\n' in await app.state.metrics.collect(())
 
 
+@pytest.mark.requirement("R55")
+@pytest.mark.parametrize("path", ["/test/find?value=", "/subscribe?operation=test.watch&input="])
+async def test_values_and_depth_of_a_query_are_limited_as_those_of_a_body(path: str) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.find", type="query")
+    async def find(value: Any = None) -> bool:
+        return value is not None
+
+    @registry.operation("test.watch")
+    async def watch(value: Any = None) -> AsyncGenerator[bool]:
+        yield value is not None
+
+    client = Client(create_app(registry, limits=Limits(values=50, depth=20)))
+    start, end = ("", "") if "find" in path else ('{"value":', "}")
+
+    many = await client.get(f"{path}{start}[{','.join('1' * 50)}]{end}")
+    deep = await client.get(f"{path}{start}{'[' * 30}{']' * 30}{end}")
+    fits = await client.get(f"{path}{start}[[1,2,3]]{end}")
+
+    assert (many.status, many.json["code"]) == (413, "RESOURCE_EXHAUSTED")
+    assert (deep.status, deep.json["code"]) == (400, "VALIDATION_ERROR")
+    assert fits.status == 200
+
+
 @pytest.mark.requirement("R39")
 async def test_each_caller_has_a_rate_of_its_own() -> None:
     client, ran = serving(Limits(rate_per_caller=0.001, burst=3))

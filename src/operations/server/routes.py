@@ -20,6 +20,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from operations._json import WRAPPING_DEPTH, count_values, nests_within
 from operations.context import OperationContext, new_request_id
 from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
 from operations.front.http import (
@@ -40,6 +41,7 @@ from operations.front.messages import (
 from operations.front.public_errors import (
     malformed,
     not_found,
+    too_large,
     upgrade_required,
     wrong_method,
 )
@@ -255,32 +257,40 @@ class _Path:
             raise wrong_method(self._methods)
         state.spec = self._spec
         if method != "POST":
-            return self._query(state.scope["query_string"])
+            return self._query(state)
         return await state.read_json()
 
-    def _query(self, query: bytes) -> Any:
-        """Return the input in a query string."""
+    def _query(self, state: RequestState) -> Any:
+        """Return the input in the query of a request."""
         try:
             if self._arguments is None:
                 self._arguments = QueryArguments(self._spec.input_schema)
-            return read_query(self._arguments, query)
+            return read_query(self._arguments, state)
         except SchemaError as error:
             raise unusable_schema(self._spec.id, error, "the input schema") from error
 
 
-def read_query(arguments: QueryArguments, query: bytes) -> Any:
-    """Return the values in a query string.
+def read_query(arguments: QueryArguments, state: RequestState) -> Any:
+    """Return the values in the query of a request.
 
     Raises:
-        RequestError: 400 if it cannot be read.
+        RequestError: 400 if it cannot be read, 413 if it has too many values.
         CallError: `VALIDATION_ERROR` if a parameter is repeated that is not a list.
     """
+    query: bytes = state.scope["query_string"]
+    limits = state.front.limits
     try:
-        return arguments.read(query)
+        value = arguments.read(query)
     except SchemaError:
         raise
     except ValueError as error:
         raise malformed(f"The query cannot be read: {error}") from None
+    # Each value and each level takes at least one byte.
+    if len(query) > limits.values and count_values(value, limits.values) > limits.values:
+        raise too_large(f"The query contains more than {limits.values:,} values")
+    if len(query) > limits.depth and not nests_within(value, limits.depth + WRAPPING_DEPTH):
+        raise malformed(f"The query is nested too deeply: data may have {limits.depth} levels")
+    return value
 
 
 class OperationPaths:

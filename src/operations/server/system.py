@@ -101,7 +101,7 @@ async def _read(state: RequestState, kind: type[T]) -> T:
     if state.scope["method"] == "POST":
         asked = await state.read_json()
     else:
-        asked = read_query(arguments, state.scope["query_string"])
+        asked = read_query(arguments, state)
     given: Any = {} if asked is None else asked
     try:
         return msgspec.convert(given, kind)
