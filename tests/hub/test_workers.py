@@ -145,6 +145,12 @@ async def test_a_replayed_letter_needs_the_approval_and_the_grant_of_its_operati
     assert required.code == "APPROVAL_REQUIRED"
     assert replayed == "hub"
 
+    await target.dead_letter("shop", encode_event(CallRequested(payload=payload)))
+    letter = (await call("hub.dead_letters", operator))[0]["id"]
+    hub.registry.unregister("shop.whoami")
+    unknown = await call("hub.replay_letter", agent, letter=letter)
+    assert isinstance(unknown, CallError), "a grant must cover the operation"
+
 
 async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> None:
     hub, _ = shop

@@ -518,9 +518,9 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             options = hub.file.options(RemoteConfig, hub.file.config.brokers[name])
             stored, namespace = await monitor.letter(letter), options.get("namespace")
             operation_id = f"{namespace}.{stored.operation}" if namespace else stored.operation
-            if hub.registry.registered(operation_id) is not None:
-                identity = context.identity
-                has_grant = identity is not None and identity.grant is not None
+            identity = context.identity
+            has_grant = identity is not None and identity.grant is not None
+            if has_grant or hub.registry.registered(operation_id) is not None:
                 # An operator needs no scope of the operation, because the call has the credential of the hub.
                 whose = context if has_grant else context.changed(trusted=True)
                 await hub.registry.authorize(operation_id, stored.input, whose)
