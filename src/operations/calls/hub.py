@@ -81,11 +81,10 @@ class WebSocketHub:
         self._delegate = delegate
         self._max_operations = max_operations
         self._options: dict[str, Any] = {"grace": 0, **options}
-        self._peers: dict[str, dict[RemoteService, None]] = {}
-        """The peers that have each operation, in the order in which they offered it."""
-        self._ids: dict[RemoteService, dict[str, None]] = {}
-        """The ids of the operations of each peer."""
-        self._refused: dict[str, None] = {}
+        self._peers: dict[RemoteService, set[str]] = {}
+        """The ids of the operations of each peer, in the order of their arrival."""
+
+        self._refused: set[str] = set()
         """The ids that no peer could register: an adapter renames them to an id that is taken."""
 
     @asynccontextmanager
@@ -177,24 +176,17 @@ class WebSocketHub:
 
     def _register_free(self, peer: RemoteService) -> None:
         """Register the operations that a peer has now if their names are free, and those of others that it freed."""
-        before = self._ids.pop(peer, {})
-        now = dict.fromkeys(each.spec.id for each in peer.operations)
-        if now:
-            self._ids[peer] = now
-        for each in before.keys() - now.keys():
-            del self._peers[each][peer]
-        for each in now:
-            self._peers.setdefault(each, {})[peer] = None
-        refused, self._refused = self._refused, {}
-        tried = set[RemoteService]()
-        for each in {**before, **now, **refused}:
-            for other in self._peers[each]:
-                if self.registry.registered(each) is not None:
-                    break
-                if other not in tried:
-                    tried.add(other)
-                    other.register_free(self.registry)
-            if not self._peers[each]:
-                del self._peers[each]
-            elif self.registry.registered(each) is None:
-                self._refused[each] = None
+        before = self._peers.get(peer, set())
+        self._peers[peer] = {each.spec.id for each in peer.operations}
+        free = self._free(before | self._peers[peer] | self._refused)
+        for other, ids in self._peers.items():
+            if not free.isdisjoint(ids):
+                other.register_free(self.registry)
+                free = self._free(free)
+        if not self._peers[peer]:
+            del self._peers[peer]
+        self._refused = {each for ids in self._peers.values() for each in free & ids}
+
+    def _free(self, ids: set[str]) -> set[str]:
+        """Return those of the ids that no operation has."""
+        return {each for each in ids if self.registry.registered(each) is None}
