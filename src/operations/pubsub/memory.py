@@ -34,7 +34,6 @@ class MemoryTarget(EventTarget):
         self.max_bytes = max_bytes
         self.max_values = max_values
         self.broadcasts_replies = True
-        self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._consumers: dict[str, list[Receiver]] = {}
         self._seen = BoundedSet(_MAX_SEEN)
@@ -115,11 +114,6 @@ class MemoryTarget(EventTarget):
     async def count_present(self, address: str) -> int | None:
         """Return the number of listeners at `address`."""
         return len(self._listeners.get(address, ()))
-
-    async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store the message in `aside`, which has the last hundred."""
-        self.aside.append(body)
-        del self.aside[:-100]
 
     def _enter_loop(self) -> None:
         loop = asyncio.get_running_loop()
