@@ -172,6 +172,16 @@ async def test_the_registry_closes_its_services() -> None:
         await connecting.__aexit__(None, None, None)
 
 
+async def test_a_lazy_server_is_started_to_read_its_listings_again() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        async with connect_mcp("raw", raw(lazy=True)) as client:
+            await eventually(lambda: not client.is_connected)
+
+            await client.refresh()
+
+            assert client.problem is None
+
+
 async def test_a_lazy_server_runs_only_from_its_first_call_on() -> None:
     with anyio.fail_after(20), nothing_left_behind():
         async with connect_mcp("raw", raw(lazy=True)) as client:

@@ -364,11 +364,15 @@ class MCPClient:
     # ------------------------------------------------------------ changes
 
     async def refresh(self) -> None:
-        """Read the listings again now, and update the registries.
+        """Read the listings again now, and update the registries; start the server if it is stopped.
 
         Raises:
             CallError: If the listings cannot be read.
         """
+        with self._connection.in_use():
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         session = await self._connection.acquire()
         try:
             async with asyncio.timeout(self.config.connect_timeout):
@@ -401,7 +405,7 @@ class MCPClient:
                 continue
             was_quiet = loop.time() - began > pause
             try:
-                await self.refresh()
+                await self._refresh()
                 if reported:
                     logger.info("%s is listed again", self.name)
                 reported = ""
