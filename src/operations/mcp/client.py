@@ -470,10 +470,12 @@ class MCPClient:
     def _callbacks(self, calls: CallsInFlight, redactor: Redactor) -> dict[str, Any]:
         async def log(params: types.LoggingMessageNotificationParams) -> None:
             call = calls.addressee()
-            if call is not None and call.context.channel.log is not None:
-                call.deliver(_delivered(call, params, redactor))
-            else:
+            send = None if call is None else call.context.channel.log
+            if call is None or send is None:
                 self._log(params, redactor)
+            else:
+                data = redactor.redact_all(params.data)
+                call.deliver(partial(send, params.level, data, params.logger))
 
         return {
             "client_info": types.Implementation(
@@ -488,12 +490,7 @@ class MCPClient:
     async def _hear(self, calls: CallsInFlight, message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
             self._watches.updated(str(message.params.uri), calls)
-        if isinstance(
-            message,
-            types.ToolListChangedNotification
-            | types.ResourceListChangedNotification
-            | types.PromptListChangedNotification,
-        ):
+        elif str(getattr(message, "method", "")).endswith("/list_changed"):
             self._stale.set()
 
     def _log(self, params: types.LoggingMessageNotificationParams, redactor: Redactor) -> None:
@@ -517,14 +514,6 @@ class MCPClient:
             await session.relay("logging/setLevel", {"level": self.config.log_level})
         except MCPError as error:
             logger.warning("%s does not take a log level: %s", self.name, printable(error.message))
-
-
-async def _delivered(
-    call: CallInFlight, params: types.LoggingMessageNotificationParams, redactor: Redactor
-) -> None:
-    log = call.context.channel.log
-    if log is not None:
-        await log(params.level, redactor.redact_all(params.data), params.logger)
 
 
 def _progress(call: CallInFlight, redactor: Redactor) -> OnProgress:

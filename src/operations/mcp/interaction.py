@@ -13,7 +13,7 @@ Rule 4: a question that neither can answer is declined up to 2025-11-25. From 20
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -26,7 +26,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from operations._json import object_of, to_json
 from operations._mcp_config import MCPClientConfig
-from operations._tasks import start_task
 from operations.access import Identity
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
@@ -157,7 +156,7 @@ class CallInFlight:
         """Whether the call ended while its caller was asked."""
 
         self._questions: set[asyncio.Future[Any]] = set()
-        self._messages: set[asyncio.Task[None]] = set()
+        self._messages: set[asyncio.Future[None]] = set()
 
     async def ask(self, question: asyncio.Future[JSONObject]) -> JSONObject:
         """Return the caller's answer, with the time limit stopped.
@@ -172,12 +171,13 @@ class CallInFlight:
         finally:
             self._questions.discard(question)
 
-    def deliver(self, message: Coroutine[Any, Any, None]) -> None:
+    def deliver(self, send: Callable[[], Awaitable[None]]) -> None:
         """Deliver a log message; drop it if too many are undelivered."""
-        if len(self._messages) >= MAX_MESSAGES:
-            message.close()
-        else:
-            start_task(self._messages, message).add_done_callback(retrieve_exception)
+        if len(self._messages) < MAX_MESSAGES:
+            sending = asyncio.ensure_future(send())
+            self._messages.add(sending)
+            sending.add_done_callback(self._messages.discard)
+            sending.add_done_callback(retrieve_exception)
 
     async def settle(self) -> None:
         """Wait until messages that arrived before the response are delivered, to keep the order.

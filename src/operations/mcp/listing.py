@@ -450,23 +450,20 @@ class _Watched:
     async def _keep(self) -> None:
         # A server is not stopped while there is a subscription, also not between two attempts.
         with self._connection.in_use():
-            await self._subscribe_again()
-
-    async def _subscribe_again(self) -> None:
-        while True:
-            try:
-                session = await self._connection.acquire()
-                await (self._listen(session) if session.is_modern else self._subscribe(session))
-            except (MCPError, CallError, SubscriptionLost, TimeoutError) as error:
-                if not self.is_subscribed.done():
-                    message = f"{self._server} does not report changes of this resource"
-                    self.is_subscribed.set_exception(CallError(ErrorCode.UNAVAILABLE, message))
-                    # Retrieve the exception here as well, because the subscriber may have left.
-                    self.is_subscribed.exception()
-                    return
-                text = "%s: the subscription to a resource was lost: %s"
-                logger.debug(text, self._server, printable(str(error)))
-            await asyncio.sleep(_RENEW_SECONDS)
+            while True:
+                try:
+                    session = await self._connection.acquire()
+                    await (self._listen(session) if session.is_modern else self._subscribe(session))
+                except (MCPError, CallError, SubscriptionLost, TimeoutError) as error:
+                    if not self.is_subscribed.done():
+                        message = f"{self._server} does not report changes of this resource"
+                        self.is_subscribed.set_exception(CallError(ErrorCode.UNAVAILABLE, message))
+                        # Retrieve the exception here as well, because the subscriber may have left.
+                        self.is_subscribed.exception()
+                        return
+                    text = "%s: the subscription to a resource was lost: %s"
+                    logger.debug(text, self._server, printable(str(error)))
+                await asyncio.sleep(_RENEW_SECONDS)
 
     async def _subscribe(self, session: RelaySession) -> None:
         await session.relay("resources/subscribe", {"uri": self.uri})
