@@ -84,6 +84,15 @@ async def test_an_object_that_is_not_text_is_not_sent_as_a_token(
     assert echo.seen == []
 
 
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize("credential", [None, "", 5, b"k", [], ("u",)], ids=repr)
+def test_a_value_that_is_no_credential_is_rejected_at_once(credential: Any) -> None:
+    """For example an environment variable that is not set, without which the call would not be signed."""
+    config = HTTPServiceConfig(namespace="api", credentials={"key": credential})
+    with pytest.raises(ValueError, match="credentials: 'key'"):
+        from_openapi(document(), config)
+
+
 @pytest.mark.parametrize(
     "credential", [("u", "p"), BasicCredential(username="u", password="p"), "u:p"]
 )

@@ -381,10 +381,10 @@ class HTTPServiceConfig(ConnectionConfig):
 
 
 def credential_of(given: Any) -> Any:
-    """Return the credential for a pair or a mapping.
+    """Return the credential for a pair or a mapping; other credentials unchanged.
 
     Raises:
-        ValueError: If it is not a credential.
+        ValueError: If it is not a credential, or is empty.
     """
     if isinstance(given, tuple):
         if len(given) != 2:  # pyright: ignore[reportUnknownArgumentType]
@@ -392,6 +392,9 @@ def credential_of(given: Any) -> Any:
         username, password = cast("tuple[str, str]", given)
         given = {"username": username, "password": password}
     try:
-        return Builder().value(Credential, given)
+        found = Builder().value(Credential, given)
     except InvalidKeyError as error:
         raise ValueError(f"a credential or login {error}") from None
+    if not found or not (isinstance(found, (str, BasicCredential, OAuthClient)) or callable(found)):
+        raise ValueError("a credential is text, a pair, a mapping or a function, and is not empty")
+    return found

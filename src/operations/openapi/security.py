@@ -14,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from types import NoneType
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -269,9 +268,12 @@ class Security:
         # A mapping has been converted to a credential.
         self._auth = config.auth if isinstance(config.auth, HTTPAuth) else None
         self._namespace = config.namespace
-        self._credentials = {
-            name: credential_of(given) for name, given in config.credentials.items()
-        }
+        self._credentials: dict[str, Any] = {}
+        for name, given in config.credentials.items():
+            try:
+                self._credentials[name] = credential_of(given)
+            except ValueError as error:
+                raise ValueError(f"credentials: {name!r}: {error}") from None
         self._headers = {
             **config.headers,
             **{name: partial(_of_call, value) for name, value in config.call_headers.items()},
@@ -512,11 +514,10 @@ async def _credential(signature: RequestCredentials, source: Any, context: Opera
         signature.tokens.append(source)
     given = await _secret(source, context)
     try:
-        found = credential_of(given)
+        found = None if given is None else credential_of(given)
     except ValueError as error:
         raise CallError(ErrorCode.ACCESS_DENIED, _UNUSABLE) from error
-    is_text = isinstance(found, str) and bool(found)
-    if not is_text and not isinstance(found, (BasicCredential, OAuthClient, NoneType)):
+    if callable(found):
         raise CallError(ErrorCode.ACCESS_DENIED, _UNUSABLE)
     return found
 
