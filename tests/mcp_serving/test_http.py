@@ -622,3 +622,9 @@ async def test_other_paths_and_protocols_are_not_served() -> None:
 
 async def _never(*_args: Any) -> Any:
     raise AssertionError
+
+
+def test_an_application_rejects_an_unknown_option() -> None:
+    options: Any = {"max_body_bytes": 1_000}
+    with pytest.raises(TypeError, match="max_body_bytes"):
+        to_mcp(example()).asgi_app(**options)

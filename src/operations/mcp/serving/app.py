@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, BinaryIO, Final, TypedDict, Unpack, cast
+from typing import Any, BinaryIO, Final, cast
 
 import anyio.to_thread
 from mcp.server import Server
@@ -66,22 +66,6 @@ logger = logging.getLogger("operations")
 _LARGE: Final = 1024 * 1024
 
 
-class AppOptions(TypedDict, total=False):
-    """The options of the HTTP application of a server."""
-
-    path: str | None
-    """The path of the application, by default `/mcp`; None for every path."""
-
-    hosts: Collection[str] | None
-    """Accepted host names; None accepts any. By default the names of this machine."""
-
-    origins: Collection[str]
-    """Other origins whose pages may use the server, such as `https://example.com`."""
-
-    lean: bool
-    """Serve plain requests without the SDK; by default true."""
-
-
 class MCPApp:
     """The ASGI application. If its server does not run its lifespan, it starts with the first request.
 
@@ -90,7 +74,7 @@ class MCPApp:
         service: Serves the registry.
         pipeline: Identifies callers and applies limits.
         is_guarded: Whether to check Host and Origin; False if the application around it does.
-        options: See `AppOptions`.
+        path: See `RegistryServer.asgi_app`, also for the other arguments.
     """
 
     def __init__(
@@ -100,20 +84,19 @@ class MCPApp:
         pipeline: RequestPipeline,
         *,
         is_guarded: bool = True,
-        **options: Unpack[AppOptions],
+        path: str | None = "/mcp",
+        hosts: Collection[str] | None = LOOPBACK,
+        origins: Collection[str] = (),
+        lean: bool = True,
     ) -> None:
         self._server = server
         self._service = service
         self._pipeline = pipeline
-        path = options.get("path", "/mcp")
         self._paths = None if path is None else (path.rstrip("/"), path.rstrip("/") + "/")
-        hosts = options.get("hosts", LOOPBACK)
-        origins = options.get("origins", ())
         enforce_lists(hosts=hosts, origins=origins)
         self._entry: ASGIApp = self._serve_path
         if is_guarded:
             self._entry = HostGuard(self._serve_path, ("*",) if hosts is None else hosts, origins)
-        lean = options.get("lean", True)
         self._modern = ModernTransport(server, service, lean=lean)
         self._handshake = HandshakeTransport(server, service, lean=lean)
         self._is_running = False

@@ -4,11 +4,11 @@ Rule 1: a subscription to an imported resource runs as the caller that requested
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias, Unpack, cast
+from typing import Any, TypeAlias, cast
 
 import anyio
 import mcp_types as types
@@ -21,6 +21,7 @@ from mcp.server.runner import modern_error_data
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
+from operations._hosts import LOOPBACK
 from operations._tasks import cancel_tasks
 from operations.channel import CallerChannel
 from operations.context import OperationContext
@@ -31,7 +32,7 @@ from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.limits import Scope, caller_key
 from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of, outbound_of
-from operations.mcp.serving.app import AppOptions, MCPApp, bounded_stdio
+from operations.mcp.serving.app import MCPApp, bounded_stdio
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.catalog import Resource
 from operations.mcp.serving.channels import (
@@ -121,11 +122,27 @@ class RegistryServer(Server[None]):
         async with bounded_stdio(self.front) as (incoming, outgoing):
             await self.run(incoming, outgoing, self.create_initialization_options())
 
-    def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
-        """Return an ASGI application that serves streamable HTTP; see `AppOptions`."""
+    def asgi_app(
+        self,
+        *,
+        path: str | None = "/mcp",
+        hosts: Collection[str] | None = LOOPBACK,
+        origins: Collection[str] = (),
+        lean: bool = True,
+    ) -> MCPApp:
+        """Return an ASGI application that serves streamable HTTP.
+
+        Args:
+            path: The path of the application; None for every path.
+            hosts: Accepted host names, by default the names of this machine; None accepts any.
+            origins: Other origins whose pages may use the server, such as `https://example.com`.
+            lean: Serve plain requests without the SDK.
+        """
         resolve = None if self._settings.identify is None else self._resolve
         pipeline = RequestPipeline(self.front, resolve)
-        return MCPApp(self, self.service, pipeline, **options)
+        return MCPApp(
+            self, self.service, pipeline, path=path, hosts=hosts, origins=origins, lean=lean
+        )
 
     # ------------------------------------------------------------ callers
 
