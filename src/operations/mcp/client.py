@@ -284,6 +284,7 @@ class MCPClient:
                     responds = True
                     return result
         finally:
+            connection.used = asyncio.get_running_loop().time()
             if breaker is not None:
                 breaker.record(responds, is_probe=is_probe)
 
@@ -370,23 +371,20 @@ class MCPClient:
             CallError: If the listings cannot be read.
         """
         with self._connection.in_use():
-            await self._refresh()
-
-    async def _refresh(self) -> None:
-        session = await self._connection.acquire()
-        try:
-            async with asyncio.timeout(self.config.connect_timeout):
-                await self._take(session)
-        except MCPError as error:
-            failure = read_failure(error, self.name, self._connection.redactor)
-            if failure.broken:
-                session.finished.set()
-            if failure.unsent or failure.broken:
+            session = await self._connection.acquire()
+            try:
+                async with asyncio.timeout(self.config.connect_timeout):
+                    await self._take(session)
+            except MCPError as error:
+                failure = read_failure(error, self.name, self._connection.redactor)
+                if failure.broken:
+                    session.finished.set()
+                if failure.unsent or failure.broken:
+                    self._connection.is_away()
+                raise failure.error from None
+            except TimeoutError:
                 self._connection.is_away()
-            raise failure.error from None
-        except TimeoutError:
-            self._connection.is_away()
-            raise timed_out(self.name, self.config.connect_timeout, "answer") from None
+                raise timed_out(self.name, self.config.connect_timeout, "answer") from None
         self._connection.is_there()
         self._breaker.succeed()
 
@@ -405,7 +403,7 @@ class MCPClient:
                 continue
             was_quiet = loop.time() - began > pause
             try:
-                await self._refresh()
+                await self.refresh()
                 if reported:
                     logger.info("%s is listed again", self.name)
                 reported = ""

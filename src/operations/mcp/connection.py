@@ -80,10 +80,10 @@ class LiveConnection:
         self.name = name
         self.config = config
         self.busy = 0
-        """The number of running requests; a server is not stopped while there are any."""
+        """The number of blocks in `in_use`; a server is not stopped while there are any."""
 
         self.used = 0.0
-        """When the last request ended, by the loop's clock."""
+        """When the last call ended, by the loop's clock."""
 
         self.away_since: float | None = None
         """The time since which requests fail although there is a session, which is how a lost HTTP server is
@@ -151,17 +151,16 @@ class LiveConnection:
         Raises:
             CallError: `UNAVAILABLE`, with the reason of the last failure, or because the connection is closed.
         """
-        has_waited = False
         while (session := self.session) is None:
             is_closed = self.is_closed or self._owner is None
-            # A later call to a closed connection must not be retried, whatever the reason of its last failure.
-            if self._failure is not None and (has_waited if is_closed else self._is_too_late()):
+            # After closing, the reason of an earlier loss no longer matters: calls must not be retried.
+            is_final = not self._has_worked if is_closed else self._is_too_late()
+            if self._failure is not None and is_final:
                 # A copy for each caller, because a raised error collects tracebacks.
                 raise copy(self._failure)
             if is_closed:
                 raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
             self._wanted.set()
-            has_waited = True
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._latest):
                     await self._changed.wait()
@@ -175,7 +174,6 @@ class LiveConnection:
             yield
         finally:
             self.busy -= 1
-            self.used = asyncio.get_running_loop().time()
 
     def is_there(self) -> None:
         """Record that the server responded to a call."""
