@@ -332,7 +332,7 @@ class ServerCatalog:
         self.tools = {
             tool["name"]: tool
             for tool in listing.tools
-            if tools.is_imported(tool["name"], self._config)
+            if tools.is_selected(tool["name"], self._config)
         }
         changed = self.pins.check(replace(listing, tools=list(self.tools.values())))
         if changed:

@@ -219,7 +219,7 @@ class ServerAccess:
         return question_envelope(result) if is_question(result) else convert(result)
 
 
-def is_imported(name: str, config: MCPClientConfig) -> bool:
+def is_selected(name: str, config: MCPClientConfig) -> bool:
     """Return whether the configuration includes this tool."""
     return (config.allow is None or matches(name, config.allow)) and not matches(name, config.deny)
 

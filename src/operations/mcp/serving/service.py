@@ -241,7 +241,7 @@ class Service:
         except CallError as error:
             return tool.failure(error, context.request_id, expose=caller.front.expose_errors)
         result = tool.result(envelope, modern=caller.modern)
-        if tool.is_imported:
+        if is_imported(spec):
             publish_addresses(result["content"], spec.namespace, self.catalog.addresses)
         return result
 

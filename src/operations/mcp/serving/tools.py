@@ -64,7 +64,6 @@ class Tool:
         self.spec = spec
         self.operation = operation
         self.id = spec.id
-        self.is_imported = codec.is_imported(spec)
         self._budget = budget
         self._always_fits = always_fits
         self._wires: dict[bool, JSONObject] = {}
