@@ -684,11 +684,11 @@ async def test_an_idle_session_ends_and_a_used_one_stays() -> None:
     idle.connection.exit_stack.callback(ended.set)
     for session in (used, idle):
         table.add(session, None, monitor)
-    table.begin(used, None, monitor)
-    expiring = asyncio.create_task(table.expire())
-    with anyio.fail_after(20):
-        await ended.wait()
-    expiring.cancel()
+    with table.in_use(used, None, monitor):
+        expiring = asyncio.create_task(table.expire())
+        with anyio.fail_after(20):
+            await ended.wait()
+        expiring.cancel()
 
     assert table.find(idle.id, None) is None
     assert table.find(used.id, None) is used

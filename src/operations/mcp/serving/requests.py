@@ -301,13 +301,10 @@ class HandshakeTransport:
         if method == "DELETE":
             await self.sessions.end(session)
             return Reply(200, b"", [JSON])
-        self.sessions.begin(session, state.credential, state.front.credentials)
-        try:
+        with self.sessions.in_use(session, state.credential, state.front.credentials):
             if method == "GET":
                 return await self._read(state, session)
             return await self._post(state, message, session)
-        finally:
-            self.sessions.finish(session)
 
     def knows(self, state: RequestState) -> bool:
         """Return whether a request names an open session of its caller."""

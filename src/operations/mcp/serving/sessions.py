@@ -10,7 +10,8 @@ Rule 4: the last events of a session are stored, so that a client can resume a l
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from secrets import token_hex
@@ -315,21 +316,22 @@ class SessionTable:
             session.stop_watch()
         await session.close()
 
-    def begin(
+    @contextmanager
+    def in_use(
         self, session: Session, credential: Credential | None, monitor: CredentialMonitor
-    ) -> None:
-        """Record the start of a request in a session."""
+    ) -> Generator[None]:
+        """Keep a session open for the duration of a request."""
         session.in_flight += 1
         known = session.credential
         if credential is not None and known is not None and known.key != credential.key:
             self._watch_credential(session, credential, monitor)
-
-    def finish(self, session: Session) -> None:
-        """Record the end of a request in a session."""
-        session.in_flight -= 1
-        session.used_at = monotonic()
-        if session.id in self._open:
-            self._open.move_to_end(session.id)
+        try:
+            yield
+        finally:
+            session.in_flight -= 1
+            session.used_at = monotonic()
+            if session.id in self._open:
+                self._open.move_to_end(session.id)
 
     async def expire(self) -> None:
         """End idle sessions, until cancelled."""
