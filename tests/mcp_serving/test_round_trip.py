@@ -25,7 +25,7 @@ from operations import (
 )
 from operations._text import tool_name
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.mcp.codec import restore_arguments, restore_envelope, restore_schemas, restore_spec
+from operations.mcp.codec import restore_arguments, restore_envelope, restore_spec
 from operations.mcp.tools import tool_envelope
 from operations.server import create_app
 from operations.types import JSONObject, JSONSchema
@@ -121,7 +121,7 @@ async def test_an_export_carries_all_that_an_import_needs(
                 input_schema=Schema(tool.input_schema),
                 output_schema=Schema(tool.output_schema or {}),
             )
-            restored = restore_schemas(restore_spec(listed, meta), meta)
+            restored = restore_spec(listed, meta)
             original = originals[tool.name]
             if original.type is not OperationType.SUBSCRIPTION:
                 assert contract(restored) == contract(original)

@@ -12,7 +12,7 @@ from operations.mcp.codec import (
     inlined,
     object_schema,
     pruned,
-    restore_schemas,
+    restore_spec,
     with_alternative,
 )
 from operations.mcp.serving.tools import Tool, items_schema
@@ -213,7 +213,7 @@ def test_every_array_of_an_input_has_items_because_clients_reject_tools_without(
         "maybe": {"anyOf": [{"type": ["array", "null"], "items": {}}]},
         "pair": {"type": "array", "prefixItems": [{"type": "integer"}], "items": {}},
     }
-    assert restore_schemas(spec, wire["_meta"]).input_schema.document == document
+    assert restore_spec(spec, wire["_meta"]).input_schema.document == document
 
 
 @pytest.mark.parametrize("closed", [{"unevaluatedItems": False}, {"unevaluatedItems": True}])
@@ -240,7 +240,7 @@ def test_an_alternative_keeps_definitions_at_the_root_and_the_exact_schema() -> 
     tool = OperationSpec(
         namespace="a", name="b", type=OperationType.QUERY, output_schema=Schema(listed)
     )
-    restored = restore_schemas(tool, {META_KEY: {"outputSchema": EXACT_OUTPUT}})
+    restored = restore_spec(tool, {META_KEY: {"outputSchema": EXACT_OUTPUT}})
     assert restored.output_schema.document == exact
 
 

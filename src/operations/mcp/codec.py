@@ -21,6 +21,7 @@ import re
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, cast
 
 import mcp_types as types
@@ -150,20 +151,6 @@ def export_spec(spec: OperationSpec) -> JSONObject:
     return {key: wire[key] for key in _CARRIED if key in wire}
 
 
-def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
-    """Return `spec` with the exported contract; unchanged if there is no valid one."""
-    extension = _extension(meta)
-    if not extension:
-        return spec
-    carried = {key: extension[key] for key in _CARRIED if key in extension}
-    if carried.get("type") == OperationType.SUBSCRIPTION:
-        del carried["type"]  # a tool has one result
-    try:
-        return OperationSpec.from_wire({**spec.to_wire(), **carried})
-    except ValueError:
-        return spec
-
-
 def mcp_meta(spec: OperationSpec) -> Mapping[str, Any]:
     """Return the settings in `meta["mcp"]` for serving the operation over MCP."""
     meta = spec.meta.get("mcp")
@@ -185,14 +172,21 @@ RESULT: Final = "result"
 BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
 
 
-def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
+def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
     """Return the original contract of an exported tool.
 
     Args:
         spec: The contract from the tool's listing.
-        meta: The tool's `_meta`.
+        meta: The tool's `_meta`; without an exported contract, `spec` is returned.
     """
     extension = _extension(meta)
+    if not extension:
+        return spec
+    carried = {key: extension[key] for key in _CARRIED if key in extension}
+    if carried.get("type") == OperationType.SUBSCRIPTION:
+        del carried["type"]  # a tool has one result
+    with suppress(ValueError):
+        spec = OperationSpec.from_wire({**spec.to_wire(), **carried})
     taken = _restored(spec.input_schema.document, extension.get("input"), INPUT)
     given = _exact(spec.output_schema.document, extension.get("outputSchema"))
     return replace(

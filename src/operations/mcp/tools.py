@@ -256,7 +256,7 @@ def build_spec(tool: JSONObject, source: ServerAccess) -> OperationSpec:
         meta=meta,
     )
     if trusted:
-        spec = codec.restore_schemas(codec.restore_spec(spec, tool.get("_meta")), tool.get("_meta"))
+        spec = codec.restore_spec(spec, tool.get("_meta"))
     return config.guarded(spec)
 
 
