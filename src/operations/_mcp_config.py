@@ -130,8 +130,7 @@ class MCPClientConfig(ConnectionConfig):
 
     auth: Auth | None = field(default=None, repr=False)
     """The credential for the server: a bearer token, a token that depends on the caller, or OAuth credentials; `oauth`
-    if a
-    person signs in (`login`)."""
+    if a person signs in (`login`)."""
 
     login: OAuthLogin | None = None
     """A person signs in to the server through a browser, with `operations login`."""

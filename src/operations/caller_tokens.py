@@ -25,8 +25,6 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from msgspec import Meta
-
 from operations._decoding import decode_json
 from operations._derive import NAMED
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, object_of, text_of
@@ -35,7 +33,7 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError, ErrorCode, retrieve_exception
-from operations.types import JSONObject
+from operations.types import FunctionName, JSONObject
 
 TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
 """Returns the bearer token of a call, or None to send no token; may be a coroutine function.
@@ -229,7 +227,7 @@ class CallerToken:
     users: Mapping[str, Annotated[str, NAMED]] = field(default_factory=dict[str, str], repr=False)
     """The token of each caller, by caller id. Calls of other callers fail."""
 
-    function: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | TokenFunction | None = None
+    function: FunctionName | TokenFunction | None = None
     """A function that takes the context of a call and returns its token; in a file, `module:function`."""
 
     exchange: TokenExchange | None = None

@@ -88,8 +88,6 @@ class OperationRegistry(Registrations):
         self._plans: dict[str, CallPlan] = {}
         self._streams: dict[str, CallPlan] = {}
         self._counting: dict[object, bool] = {}
-        # Whether a call without a deadline needs no wrappers.
-        self._plain = True
         self.register_all(operations)
 
     # ------------------------------------------------------------ calling
@@ -125,7 +123,8 @@ class OperationRegistry(Registrations):
             context = OperationContext(registry=self)
         elif type(context) is not OperationContext or context.registry is not self:
             context = self._adopt(context)
-        if self._plain and (context.deadline is None or not context.must_be_timed):
+        has_wrappers = self._observers or self.middleware
+        if not has_wrappers and (context.deadline is None or not context.must_be_timed):
             return invoke(plan, input, context, plan.series)
         return run(plan, input, context)
 
@@ -321,26 +320,22 @@ class OperationRegistry(Registrations):
             self.stream_middleware += (cast("StreamMiddleware", middleware),)
         else:
             self.middleware += (cast("Middleware", middleware),)
-        self._plain = False
         return middleware
 
     def remove_middleware(self, middleware: Middleware | StreamMiddleware) -> None:
         """Remove a middleware; calls that are running keep it."""
         self.middleware = tuple(m for m in self.middleware if m != middleware)
         self.stream_middleware = tuple(m for m in self.stream_middleware if m != middleware)
-        self._plain = not self._observers and not self.middleware
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Send all call events to `observer`; call the returned function to stop."""
         if not callable(observer):
             raise TypeError(f"{observer!r} is not an observer: it cannot be called")
         self._observers.append(observer)
-        self._plain = False
 
         def stop() -> None:
             if observer in self._observers:
                 self._observers.remove(observer)
-            self._plain = not self._observers and not self.middleware
 
         return stop
 

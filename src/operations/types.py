@@ -51,6 +51,9 @@ Count: TypeAlias = Annotated[int, Meta(ge=1)]
 
 Names: TypeAlias = tuple[str, ...]
 
+FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")]
+"""A function to import, `module:function`; checked in files."""
+
 
 class options_of(Generic[P, C]):  # noqa: N801 - a decorator
     """Return a decorator that lets a function accept the fields of its config class as keyword arguments.

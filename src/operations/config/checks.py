@@ -33,6 +33,7 @@ from operations._text import suggestion
 from operations.config import model
 from operations.errors import OperationsError, SchemaError
 from operations.schema import ValidationIssue, assert_is_schema
+from operations.specs import NAMESPACE
 from operations.tools import is_pattern
 from operations.types import JSONObject
 
@@ -212,8 +213,6 @@ def _inside(schema: JSONObject, part: str | int) -> JSONObject:
 
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
-_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
-
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 """Matches a password in any address of a list."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -299,7 +298,7 @@ def _entry(entry: model.Entry, path: Path, config: model.Config, folder: FilePat
 
 
 def _namespace(name: str, path: Path) -> Found:
-    if not _NAMESPACE.fullmatch(name):
+    if not NAMESPACE.fullmatch(name):
         yield path, "is not a namespace: use letters, digits, '_' and '-'."
 
 
@@ -385,7 +384,7 @@ def _broker(broker: model.BrokerEntry, path: Path) -> Found:
     known = {key for cls in broker.classes() for key in keys_of(cls)}
     for key in options.keys() - known:
         yield (*path, key), f"can be used only with {'Redis' if broker.is_nats else 'NATS'}."
-    if "client" in options and not _NAMESPACE.fullmatch(options["client"]):
+    if "client" in options and not NAMESPACE.fullmatch(options["client"]):
         yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
     if "namespace" in options:
         yield from _namespace(options["namespace"], (*path, "namespace"))

@@ -24,7 +24,7 @@ from operations.schema import Schema, schema_for
 from operations.specs import OutputPolicy
 from operations.telemetry import AuditConfig, LogConfig, TelemetryConfig
 from operations.tools import ToolConfig
-from operations.types import Count, JSONObject, Names, Seconds
+from operations.types import Count, FunctionName, JSONObject, Names, Seconds
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 REDIS_SCHEMES = (
@@ -339,7 +339,7 @@ class Config:
     """
 
     modules: Names = ()
-    setup: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | None = None
+    setup: FunctionName | None = None
     mcp_json: Names = ()
     output: OutputPolicy = "cast"
     openapi: dict[str, OpenAPIEntry] = field(default_factory=dict[str, OpenAPIEntry])

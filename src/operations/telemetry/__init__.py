@@ -343,8 +343,7 @@ def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -
 
 def source_metrics(states: Mapping[str, str]) -> bytes:
     """Return which sources of a hub are connected, by name, in the text format of Prometheus."""
-    connected = {f'source="{_label(name)}"': state == "connected" for name, state in states.items()}
-    values = {labels: int(value) for labels, value in connected.items()}
+    values = {f'source="{_label(name)}"': int(states[name] == "connected") for name in states}
     return _text(_family("operations_source_connected", "Whether a source is connected.", values))
 
 
