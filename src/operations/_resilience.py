@@ -201,7 +201,7 @@ class CircuitBreaker:
         self._backoff: Backoff | None = None
 
     def enter(self) -> bool:
-        """Begin a call, which must end with `succeed`, `fail` or `abandon`; return whether it is the probe.
+        """Begin a call, which must end with `record`; return whether it is the probe.
 
         Raises:
             CircuitOpenError: If the upstream is not called now.
@@ -224,36 +224,30 @@ class CircuitBreaker:
                 raise CircuitOpenError(self._name, self._failures, max(wait, 0))
 
     def succeed(self) -> None:
-        """End a call that got a response."""
+        """Close the breaker: the upstream responded."""
         if self._failures:
             self._failures = 0
             self._backoff = None
             self._is_probing = False
 
-    def fail(self, *, is_probe: bool) -> None:
-        """End a call that could not connect, lost its connection, or timed out."""
-        self._failures += 1
+    def record(self, responds: bool | None, *, is_probe: bool) -> None:
+        """End a call, given whether the upstream responded.
+
+        False if it could not be reached, lost the connection or did not respond in time; None if that is unknown.
+        """
+        if responds:
+            self.succeed()
+            return
         if is_probe:
             self._is_probing = False
+        if responds is None:
+            return
+        self._failures += 1
         # Calls that began before the breaker opened do not delay the probe.
         if is_probe or self._failures == FAILURES:
             if self._backoff is None:
                 self._backoff = Backoff(_FIRST_PROBE, _LONGEST_PAUSE, clock=self._clock)
             self._probe_at = self._clock() + self._backoff.pause()
-
-    def abandon(self, *, is_probe: bool) -> None:
-        """End a call whose outcome does not show whether the upstream is healthy."""
-        if is_probe:
-            self._is_probing = False
-
-    def record(self, responds: bool | None, *, is_probe: bool) -> None:
-        """End a call, given whether the upstream responded; None if that is unknown."""
-        if responds:
-            self.succeed()
-        elif responds is None:
-            self.abandon(is_probe=is_probe)
-        else:
-            self.fail(is_probe=is_probe)
 
 
 class Bulkhead:

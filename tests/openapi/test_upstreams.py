@@ -23,16 +23,16 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() ->
     now = 100.0
     breaker = CircuitBreaker("api", clock=lambda: now)
     for _ in range(FAILURES - 1):
-        breaker.fail(is_probe=breaker.enter())
+        breaker.record(False, is_probe=breaker.enter())
     breaker.enter()
     breaker.succeed()
     for _ in range(FAILURES):
-        breaker.fail(is_probe=breaker.enter())
+        breaker.record(False, is_probe=breaker.enter())
 
     pauses: list[float] = []
     for _ in range(40):
         # A call that began earlier fails now: that changes nothing.
-        breaker.fail(is_probe=False)
+        breaker.record(False, is_probe=False)
         start = now
         while True:
             try:
@@ -44,12 +44,12 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() ->
         assert is_probe
         with pytest.raises(CircuitOpenError):
             breaker.enter()
-        breaker.fail(is_probe=is_probe)
+        breaker.record(False, is_probe=is_probe)
     assert max(pauses[:3]) <= 0.7
     assert 5 < max(pauses) <= 30.1
 
     now += 31
-    breaker.abandon(is_probe=breaker.enter())
+    breaker.record(None, is_probe=breaker.enter())
     assert breaker.enter()
     breaker.succeed()
     assert not breaker.enter()
@@ -59,7 +59,7 @@ def test_the_error_of_an_open_breaker_contains_the_time_until_the_next_attempt()
     now = 100.0
     breaker = CircuitBreaker("api", clock=lambda: now)
     for _ in range(FAILURES):
-        breaker.fail(is_probe=breaker.enter())
+        breaker.record(False, is_probe=breaker.enter())
 
     with pytest.raises(CircuitOpenError) as caught:
         breaker.enter()

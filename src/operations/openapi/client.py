@@ -173,10 +173,8 @@ class ServiceClient:
             # Otherwise a client with very short deadlines could keep others from the upstream.
             is_patient = monotonic() - began >= min(self.config.timeout * 0.9, _SHORT_WAIT)
             is_repeated = repeats and is_lost(error)
-            if not is_repeated and _is_failure(error, call, is_patient=is_patient):
-                breaker.fail(is_probe=is_probe)
-            else:
-                breaker.abandon(is_probe=is_probe)
+            has_failed = not is_repeated and _is_failure(error, call, is_patient=is_patient)
+            breaker.record(False if has_failed else None, is_probe=is_probe)
             raise
         breaker.succeed()
         return opened, response
