@@ -691,16 +691,19 @@ def test_a_secret_in_a_file_that_cannot_exist_is_reported(tmp_path: Path) -> Non
         ConfigFile(path=tmp_path / "operations.toml").secret(Secret(file="a\0b"))
 
 
-def test_the_nearest_config_upwards_is_found(tmp_path: Path) -> None:
+def test_the_nearest_config_upwards_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "operations.toml").touch()
     (inner / "mcp.json").touch()
 
-    assert find_config(inner, {}) == tmp_path / "operations.toml"
-    assert find_config(inner, {"OPERATIONS_CONFIG": "x.toml"}) == Path("x.toml")
+    assert find_config(inner) == tmp_path / "operations.toml"
     (tmp_path / "operations.toml").unlink()
-    assert find_config(inner, {}) == inner / "mcp.json"
+    assert find_config(inner) == inner / "mcp.json"
+    monkeypatch.setenv("OPERATIONS_CONFIG", "x.toml")
+    assert find_config(inner) == Path("x.toml")
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless file")
@@ -716,16 +719,20 @@ def test_a_secret_and_a_config_are_read_up_to_a_limit() -> None:
 
 
 @pytest.mark.requirement("R16")
-def test_secrets_are_read_when_needed_and_shown_nowhere(folder: Path) -> None:
+def test_secrets_are_read_when_needed_and_shown_nowhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A", "CANARY")
+    monkeypatch.delenv("SHOP_TOKEN", raising=False)
     file = ConfigFile(
         config=parse_config(FULL, folder / "operations.toml"), path=folder / "operations.toml"
     )
 
-    assert file.secret(Secret(env="A"), {"A": "CANARY"}) == "CANARY"
+    assert file.secret(Secret(env="A")) == "CANARY"
     assert file.secret(Secret(file="key.txt")) == "k3y"
     assert "k3y" not in repr(file)
     with pytest.raises(ConfigError, match="SHOP_TOKEN is not set"):
-        file.secret(Secret(env="SHOP_TOKEN"), {})
+        file.secret(Secret(env="SHOP_TOKEN"))
     with pytest.raises(ConfigError, match="cannot be read"):
         file.secret(Secret(file="nope.txt"))
 

@@ -513,11 +513,12 @@ def test_a_file_of_this_user_in_a_folder_of_another_is_not_used(strangers: Path,
 def test_a_config_of_root_is_trusted(strangers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = strangers / "operations.toml"
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    with pytest.raises(ConfigError):
-        enforce_trusted(config, {"SUDO_UID": "12345"})
+    with pytest.raises(ConfigError), monkeypatch.context() as patched:
+        patched.setenv("SUDO_UID", "12345")
+        enforce_trusted(config)
     for path in (config, strangers):
         os.chown(path, 0, 0)
-    enforce_trusted(config, {})
+    enforce_trusted(config)
 
 
 async def test_a_source_may_use_three_quarters_of_a_callers_calls(folder: Path) -> None:

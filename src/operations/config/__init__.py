@@ -68,14 +68,14 @@ class ConfigFile:
         """Return a path of the file as an absolute path."""
         return self.folder / expanded(path)
 
-    def secret(self, secret: Secret, environ: Mapping[str, str] | None = None) -> str:
+    def secret(self, secret: Secret) -> str:
         """The secret itself.
 
         Raises:
             ConfigError: If it cannot be read; the message names the place, never the secret.
         """
         if secret.env is not None:
-            found = (os.environ if environ is None else environ).get(secret.env)
+            found = os.environ.get(secret.env)
             if not found:
                 raise self.error(f"the environment variable {secret.env} is not set.")
             return found
@@ -140,13 +140,13 @@ class ConfigFile:
         return ConfigError([ConfigIssue(_shown(self.path or Path(FILE_NAME)), None, key, message)])
 
 
-def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:
+def find_config(start: Path) -> Path | None:
     """Return the config for the folder `start`: the file that `OPERATIONS_CONFIG` names, or the nearest config file.
 
     Searches for `operations.toml` in the folder and its parents, then for `mcp.json` or `.mcp.json` in the folder
     itself.
     """
-    named = (os.environ if environ is None else environ).get(VARIABLE)
+    named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
     for folder in (start, *start.parents):
@@ -155,7 +155,7 @@ def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path |
     return next((start / name for name in MCP_FILES if (start / name).is_file()), None)
 
 
-def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> None:
+def enforce_trusted(path: Path) -> None:
     """Raise an error if another user owns a config that was found by search, because a config can run any program.
 
     A config is trusted if it belongs to this user, to root or, for root, to the user who called `sudo`; if
@@ -164,17 +164,16 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
     Raises:
         ConfigError: If another user owns it; the message explains how to trust it.
     """
-    variables = os.environ if environ is None else environ
-    if not hasattr(os, "geteuid") or variables.get(VARIABLE):
+    if not hasattr(os, "geteuid") or os.environ.get(VARIABLE):
         return
     allowed = {os.geteuid(), 0}
-    if os.geteuid() == 0 and variables.get("SUDO_UID", "").isdecimal():
-        allowed.add(int(variables["SUDO_UID"]))
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        allowed.add(int(os.environ["SUDO_UID"]))
     where = path.resolve()
     # The owner of a link or of its folder can also change which file is read.
     places = (path.stat(), path.lstat(), path.parent.stat())
     stranger = next((place.st_uid for place in places if place.st_uid not in allowed), None)
-    named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
+    named = [entry for entry in os.environ.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
     if stranger is None or any(where.is_relative_to(Path(entry).resolve()) for entry in named):
         return
     raise ConfigFile(path=path).error(
