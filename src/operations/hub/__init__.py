@@ -119,6 +119,11 @@ class Hub:
         """
         return Access(self.file, self.registry.authority.store)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the server of this hub accepts calls; False while it shuts down."""
+        return self.registry.authority.approvals.is_up()
+
     def serve_authority(self, is_up: Callable[[], bool] = lambda: True) -> None:
         """Register the operations that answer approvals, and open the ledger; every entry point needs both.
 

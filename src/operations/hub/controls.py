@@ -296,13 +296,8 @@ def report(source: Source) -> SourceReport:
     )
 
 
-def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
-    """Return the operations that control a hub, for callers with the scope `hub:operate`.
-
-    Args:
-        hub: The hub.
-        is_up: Returns False while the hub shuts down.
-    """
+def control_operations(hub: Hub) -> list[Any]:
+    """Return the operations that control a hub, for callers with the scope `hub:operate`."""
 
     async def change(name: str, action: Callable[[Supervisor], Awaitable[None]]) -> SourceReport:
         try:
@@ -324,7 +319,7 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         """Return the sources of this hub and their states now, and again whenever one changes."""
         sent: list[SourceReport] | None = None
         # It must not keep the server from shutting down.
-        while is_up():
+        while hub.is_up:
             found = [report(source) for source in hub.sources]
             if found != sent:
                 sent = found
@@ -471,13 +466,8 @@ def _monitor_of(hub: Hub, broker: str | None) -> Generator[tuple[str, GroupMonit
     raise CallError(ErrorCode.VALIDATION_ERROR, message)
 
 
-def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
-    """Return the operations about the workers of a hub, for callers with the scope `hub:operate`.
-
-    Args:
-        hub: The hub.
-        is_up: Returns False while the hub shuts down.
-    """
+def worker_operations(hub: Hub) -> list[Any]:
+    """Return the operations about the workers of a hub, for callers with the scope `hub:operate`."""
 
     @operation(WORKERS, type="query", scopes=[SCOPE])
     async def workers() -> list[BrokerReport]:
@@ -488,7 +478,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     async def watch_workers() -> AsyncGenerator[list[BrokerReport]]:
         """Show the workers of each broker now, and again every two seconds."""
         # It must not keep the server from shutting down.
-        while is_up():
+        while hub.is_up:
             yield await look_at_workers(hub)
             await asyncio.sleep(_WORKERS_SECONDS)
 

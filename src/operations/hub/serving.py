@@ -156,15 +156,11 @@ def build_app(
     hub.fronts.append(app.state.pipeline.front)
     app.state.sessions.is_offered = not is_shared(file)
     streams = app.state.pipeline.front.open_streams
-
-    def is_up() -> bool:
-        return not streams.is_closing
-
-    hub.serve_authority(is_up)
+    hub.serve_authority(lambda: not streams.is_closing)
     # Calls that wait for approval end when the server shuts down.
     streams.on_close = hub.registry.authority.store.wake
-    hub.registry.register_all(control_operations(hub, is_up=is_up), replace=True)
-    workers = [*map(validate_operation, worker_operations(hub, is_up=is_up))]
+    hub.registry.register_all(control_operations(hub), replace=True)
+    workers = [*map(validate_operation, worker_operations(hub))]
 
     def offer_workers() -> None:
         """Offer the operations about workers while the file imports workers."""
