@@ -222,6 +222,30 @@ async def test_a_request_survives_a_restart_of_the_server(jetstream: Broker) -> 
                 assert (await call).data == 3
 
 
+@pytest.mark.requirement("R34", "F4")
+async def test_f4_a_worker_reads_a_durable_queue_as_soon_as_the_server_is_back(
+    jetstream: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here) as calls,
+        connect_nats(jetstream.url, durable=True) as there,
+        AsyncExitStack() as working,
+    ):
+        async with connected(jetstream) as admin:
+            asked = await admin.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")
+            await admin.flush()
+            with monkeypatch.context() as patched:
+                patched.setattr("operations.pubsub.nats.jetstream._WAIT", 60)
+                await working.enter_async_context(serve_calls(build_registry(), there))
+                await asked.next_msg(timeout=20)
+        jetstream.kill()
+        await until(lambda: not (here.is_connected or there.is_connected))
+        jetstream.start()
+        with anyio.fail_after(20):
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=60)).data == 3
+
+
 @pytest.mark.requirement("R36", "F10")
 async def test_f10_a_durable_request_runs_once_in_the_whole_group(
     jetstream: Broker, tmp_path: Path

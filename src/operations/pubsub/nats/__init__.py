@@ -178,6 +178,9 @@ class NatsTarget(BrokerTarget):
         self._note_limit()
         self.connected.set()
         self.restored()
+        if self._jetstream is not None:
+            with suppress(*NATS_ERRORS):
+                await self._jetstream.restored()
 
     def _note_limit(self) -> None:
         """Store the largest message that the server accepts, which includes headers."""

@@ -119,6 +119,8 @@ class JetStream:
         self._counters: dict[str, tuple[float, Any]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self.inboxes: set[str] = set()
+        """The inboxes of the readers."""
 
     async def open(self) -> None:
         """Find the stream of the prefix or create it, with retries while a cluster elects a leader.
@@ -324,6 +326,11 @@ class JetStream:
         body = msgspec.json.encode({"batch": count, "expires": int(wait * 1e9)})
         await self.client.publish(address, body, inbox)
 
+    async def restored(self) -> None:
+        """End the fetches of all readers, which the server may have lost together with the connection."""
+        for inbox in tuple(self.inboxes):
+            await self.client.publish(inbox, headers={"Status": _FETCH_ENDED})
+
     async def prepare(self, queue: str) -> None:
         """Create the consumer of a queue, and the stream, if they do not exist."""
         name = _consumer_name(queue)
@@ -429,6 +436,7 @@ class DurableReader:
         self._clock = BrokerClock(self._time)
         self._failures = LogThrottle()
         self._closing = False
+        jetstream.inboxes.add(arrivals.subject)
         self._task = jetstream.client.start(self._run())
 
     async def aclose(self) -> None:
@@ -437,6 +445,7 @@ class DurableReader:
         if not self._batch.is_full:
             await asyncio.wait({self._task}, timeout=_WAIT + _LATE + 1)
         await cancel_tasks(self._task)
+        self._jetstream.inboxes.discard(self._arrivals.subject)
         with suppress(Error, TimeoutError):
             while self._arrivals.pending_msgs:
                 message = await self._arrivals.next_msg()
