@@ -53,7 +53,7 @@ USED = {
         "Client._ps",
         "Client._reconnection_task",
         "Client._send_ping",
-        "Client._subs",
+        "Client._sid",
         "Client._transport",
         "_io_writer",
     },

@@ -16,13 +16,11 @@ LARGE = b"x" * 100_000
 def listening() -> tuple[ReconnectingClient, list[tuple[bytes, str, str]]]:
     """Return a client with the subscription 7, and the messages that it takes."""
     client, taken = ReconnectingClient(), list[tuple[bytes, str, str]]()
-    subscription = object()
-    client._subs[7] = subscription  # type: ignore[assignment]
 
-    def take(body: bytes, reply: bytes, subject: bytes) -> None:
+    def take(body: bytes, reply: bytes, subject: bytes, _: bytes) -> None:
         taken.append((body, reply.decode(), subject.decode()))
 
-    client.handle_directly(subscription, take)
+    client._handlers[b"7"] = take
     return client, taken
 
 

@@ -83,6 +83,9 @@ _PING_SECONDS = 0.3
 _HEADER_BYTES = 256
 """Bytes reserved for the headers of a request in JetStream."""
 
+_NO_LISTENER = b"NATS/1.0 503"
+"""The headers with which the server returns a message that has no listener."""
+
 _MAX_KNOWN = 4096
 """The number of addresses and subjects that are cached, because a worker replies to the same callers repeatedly."""
 
@@ -261,10 +264,11 @@ class NatsTarget(BrokerTarget):
 
             async def subscribe() -> None:
                 for address in dict.fromkeys(addresses):
-                    handle, on_empty = self._handlers(address, receiver)
-                    await self._nats.subscribe_to(
-                        self._listening_subject(address), handle, undo, on_empty=on_empty
+                    subject, handle = (
+                        self._listening_subject(address),
+                        self._handler(address, receiver),
                     )
+                    await self._nats.subscribe_to(subject, handle, undo)
 
             await self._nats.confirm(map(self._listening_subject, addresses), subscribe)
             self.notify(receiver, undo)
@@ -276,27 +280,28 @@ class NatsTarget(BrokerTarget):
             return f"{address}.>"
         return f"{address}.*" if address.startswith(self._control_space) else address
 
-    def _handlers(
-        self, address: str, receiver: Receiver
-    ) -> tuple[MessageHandler, Callable[[Any], Awaitable[None]]]:
-        """Return the handlers of messages, and of those without a body: pings, and reports of undelivered requests."""
+    def _handler(self, address: str, receiver: Receiver) -> MessageHandler:
+        """Return the handler of messages at an address."""
         is_control = address.startswith(self._control_space)
 
-        def handle(body: bytes, _: bytes, subject: bytes) -> None:
+        def handle(body: bytes, reply: bytes, subject: bytes, headers: bytes) -> None:
             sender = self._sender_of(subject) if is_control else ""
-            receiver.receive(Delivery(body, sender=sender))
-
-        async def on_empty(message: Any) -> None:
-            if message.reply:
+            if body:
+                receiver.receive(Delivery(body, sender=sender))
+            elif reply:
                 # A ping, which a client may send only with its own reply address.
-                sender = sender_of(self._prefix, message.subject.encode())
-                if not is_control or message.reply.startswith(sender):
-                    await self._nats.publish(message.reply)
-            elif message.headers and message.headers.get("Status") == "503":
-                key, _, name = message.subject[len(address) + 1 :].partition("=")
+                if reply.startswith(sender.encode()):
+                    self._nats.start(self._respond(reply.decode()))
+            elif headers.startswith(_NO_LISTENER):
+                key, _, name = subject.decode()[len(address) + 1 :].partition("=")
                 receiver.undelivered(key, f"{self._control_space}{name}" if name else "")
 
-        return handle, on_empty
+        return handle
+
+    async def _respond(self, subject: str) -> None:
+        """Respond to a ping."""
+        with suppress(TransportError):
+            await self._nats.publish_now(subject, b"")
 
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
@@ -334,7 +339,7 @@ class NatsTarget(BrokerTarget):
         """
         self.enforce_usable()
 
-        def receive_request(body: bytes, reply_to: bytes, subject: bytes) -> None:
+        def receive_request(body: bytes, reply_to: bytes, subject: bytes, _: bytes) -> None:
             sender, reply = self._sender_of(subject), reply_to.decode()
             if reply.startswith(self._box_space):
                 # The last token is the id of the request.

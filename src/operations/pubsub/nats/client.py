@@ -16,7 +16,6 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from functools import partial
 from secrets import token_hex
 from ssl import SSLCertVerificationError
 from typing import Any, TypeAlias, cast
@@ -51,8 +50,8 @@ _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", re.ASCII)
 
-MessageHandler: TypeAlias = Callable[[bytes, bytes, bytes], None]
-"""Takes a message, the subject for replies, and its own subject. Must return at once."""
+MessageHandler: TypeAlias = Callable[[bytes, bytes, bytes, bytes], None]
+"""Takes a message, the subject for replies, its own subject, and its headers. Must return at once."""
 
 
 def subject_of(space: str, name: str) -> str:
@@ -141,40 +140,30 @@ class ReconnectingClient(Client):
     # ---------------------------------------------------------------------------------------- subscribing
 
     async def subscribe_to(
-        self,
-        subject: str,
-        handle: MessageHandler,
-        undo: AsyncExitStack,
-        *,
-        queue: str = "",
-        on_empty: Callable[[Any], Awaitable[None]] | None = None,
+        self, subject: str, handle: MessageHandler, undo: AsyncExitStack, *, queue: str = ""
     ) -> None:
-        """Subscribe. `handle` receives messages; `on_empty`, if set, receives messages without a body.
+        """Subscribe. `handle` receives the messages.
 
         Raises:
             TransportError: If subscribing fails.
         """
-
-        async def deliver(message: Any) -> None:
-            if message.data or on_empty is None:
-                handle(message.data, message.reply.encode(), message.subject.encode())
-            else:
-                await on_empty(message)
-
+        # Set first, because a message may arrive before `subscribe` returns.
+        sid = b"%d" % (self._sid + 1)
+        self._handlers[sid] = handle
         try:
-            subscription = await self.subscribe(subject, queue=queue, cb=deliver)  # pyright: ignore[reportUnknownMemberType]
+            subscription = await self.subscribe(subject, queue=queue)  # pyright: ignore[reportUnknownMemberType]
         except NATS_ERRORS as error:
+            del self._handlers[sid]
             raise TransportError(f"NATS: {error}") from error
-        ended = self.handle_directly(subscription, handle)
-        undo.push_async_callback(self._unsubscribe, subscription, ended)
+        undo.push_async_callback(self._unsubscribe, subscription, sid)
 
-    async def _unsubscribe(self, subscription: Any, ended: Callable[[], object]) -> None:
+    async def _unsubscribe(self, subscription: Any, sid: bytes) -> None:
         """Unsubscribe, and deliver the messages that have arrived."""
 
         async def drain() -> None:
             with suppress(*NATS_ERRORS):
                 await subscription.drain()
-            ended()
+            del self._handlers[sid]
 
         # Never cancelled, because the client closes its connection when the response to a cancelled flush arrives.
         await asyncio.wait({self.start(drain())}, timeout=_CLOSE_TIMEOUT)
@@ -268,23 +257,15 @@ class ReconnectingClient(Client):
 
     # ---------------------------------------------------------------------------------------- messages
 
-    def handle_directly(self, subscription: Any, handle: MessageHandler) -> Callable[[], object]:
-        """Pass the messages of `subscription` to `handle`, except those with headers or without a body.
-
-        Returns:
-            A function to call when the subscription has ended.
-        """
-        sid = next(b"%d" % sid for sid, known in self._subs.items() if known is subscription)
-        self._handlers[sid] = handle
-        return partial(self._handlers.pop, sid, None)
-
-    def dispatch(self, sid: bytes, subject: bytes, reply: bytes, body: bytes) -> bool:
+    def dispatch(
+        self, sid: bytes, subject: bytes, reply: bytes, body: bytes, headers: bytes = b""
+    ) -> bool:
         """Deliver a message; return False if the library must deliver it."""
         handle = self._handlers.get(sid)
-        if handle is None or not body:
+        if handle is None:
             return False
         try:
-            handle(body, reply, subject)
+            handle(body, reply, subject, headers)
         except Exception:  # noqa: BLE001 - no message may stop the reader
             self._log_broken()
         return True
@@ -292,7 +273,7 @@ class ReconnectingClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        if headers or not self.dispatch(b"%d" % sid, subject, reply, data):
+        if not self.dispatch(b"%d" % sid, subject, reply, data, headers or b""):
             try:
                 await super()._process_msg(sid, subject, reply, data, headers)
             except Exception:  # noqa: BLE001 - no message may stop the reader
