@@ -526,6 +526,8 @@ async def test_the_input_must_satisfy_every_schema() -> None:
         ({"patternProperties": {"^pro": False}}, True),
         ({"properties": {"title": {}}, "unevaluatedProperties": {"const": "test"}}, False),
         ({"not": {"required": ["project"]}}, True),
+        ({"dependentSchemas": {"title": {"properties": {"project": {"const": "test"}}}}}, False),
+        ({"dependentSchemas": {"title": {"properties": {"project": {"const": "live"}}}}}, True),
         (True, True),
     ],
 )
@@ -565,6 +567,10 @@ AMOUNT = {"properties": {"amount": {"maximum": 100}}}
         ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}, {}]}, False),
         ({"further": {"items": AMOUNT}}, {"further": [{"amount": 1}]}, True),
         ({"further": {"allOf": [{"items": AMOUNT}]}}, {"further": [{}]}, False),
+        ({"further": {"prefixItems": [AMOUNT]}}, {"further": [{}]}, False),
+        ({"further": {"prefixItems": [AMOUNT]}}, {"further": [{"amount": 1}, {}]}, True),
+        ({"further": {"prefixItems": [{}], "items": AMOUNT}}, {"further": [{}, {}]}, False),
+        ({"further": {"contains": AMOUNT}}, {"further": [{}]}, False),
         ({"order": {"additionalProperties": {"maximum": 100}}}, {"order": {}}, False),
         ({"order": {"patternProperties": {"^a": {"maximum": 100}}}}, {"order": {}}, False),
         (

@@ -14,6 +14,7 @@ from operations._json import (
     canonical,
     is_list,
     is_object,
+    list_of,
     object_of,
     to_json,
 )
@@ -27,6 +28,7 @@ from operations.schema.compiling import text_test
 from operations.schema.explain import explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
+from operations.schema.references import APPLIED, item_keywords, subschemas
 from operations.types import JSONObject
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
@@ -237,8 +239,10 @@ def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:
     """Return `value` with the defaults in `filled` of the properties that `schema`, a part of `root`, restricts."""
     schema = object_of(schema)
     if is_list(value):
-        items = zip(value, filled, strict=True)
-        value = [with_defaults(item, whole, schema.get("items"), root) for item, whole in items]
+        value = [*value]
+        for index, whole in enumerate(filled):
+            for inner in _of_item(index, schema):
+                value[index] = with_defaults(value[index], whole, inner, root)
     if is_object(value):
         value = {**value}
         for name, whole in filled.items():
@@ -248,6 +252,14 @@ def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:
     for part in _parts(schema, root):
         value = with_defaults(value, filled, part, root)
     return value
+
+
+def _of_item(index: int, schema: JSONObject) -> list[Any]:
+    """Return the schemas for an item of a list."""
+    first, rest = item_keywords(schema)
+    leading = list_of(schema.get(first))
+    own = leading[index] if index < len(leading) else schema.get(rest)
+    return [own, schema.get("unevaluatedItems"), schema.get("contains")]
 
 
 def _of_property(name: str, schema: JSONObject) -> list[Any]:
@@ -268,7 +280,6 @@ _FURTHER = ("additionalProperties", "unevaluatedProperties")
 
 def _parts(schema: JSONObject, root: Any) -> list[Any]:
     """Return the schemas that apply to the same value as `schema`."""
-    parts = [schema[key] for key in ("not", "if", "then", "else") if key in schema]
-    if (reference := reference_of(schema)) is not None:
-        parts.append(target_of(reference, root))
-    return parts + [each for key in ("allOf", "anyOf", "oneOf") for each in schema.get(key, ())]
+    parts: list[Any] = [inner for key, _, inner in subschemas(schema) if key in APPLIED]
+    reference = reference_of(schema)
+    return parts if reference is None else [*parts, target_of(reference, root)]
