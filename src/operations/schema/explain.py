@@ -114,6 +114,7 @@ MAX_ISSUES = 100
 _MAX_STEPS = 10_000
 """The largest number of checks of a value against a schema in one explanation."""
 
+_UNKNOWN = "is not a known property"
 _LONG = 20
 """Similar names are not suggested for objects with more properties than this."""
 
@@ -232,7 +233,8 @@ class _Walk:
             if "additionalProperties" in schema and name not in properties and not matched:
                 closed = schema["additionalProperties"] is False and len(value) <= _LONG
                 near = suggestion(name, properties.keys() - value.keys()) if closed else ""
-                yield from self._extra(site, "additionalProperties", item, place, near)
+                message = f"{_UNKNOWN}{near and '.'}{near}"
+                yield from self._extra(site, "additionalProperties", item, place, message)
             if "propertyNames" in schema:
                 for issue in self._part(at(site, "propertyNames"), name, place):
                     yield ValidationIssue(
@@ -242,7 +244,7 @@ class _Walk:
             known = evaluated(self._planner, site, value)
             for name in [name for name in value if name not in known]:
                 place = f"{path}/{escape(name)}"
-                yield from self._extra(site, "unevaluatedProperties", value[name], place)
+                yield from self._extra(site, "unevaluatedProperties", value[name], place, _UNKNOWN)
 
     def _part(self, site: Site, item: Any, place: str) -> Iterator[ValidationIssue]:
         """Yield the failures of one of the parts of a value that share a schema.
@@ -253,11 +255,11 @@ class _Walk:
             yield from self.issues(site, item, place)
 
     def _extra(
-        self, site: Site, keyword: str, item: Any, place: str, near: str = ""
+        self, site: Site, keyword: str, item: Any, place: str, message: str
     ) -> Iterator[ValidationIssue]:
+        """Yield the failures of a part that only `keyword` describes; `message` if it forbids such parts."""
         rest = self._document.at(site, keyword)
         if rest.schema is False:
-            message = f"is not a known property{near and '.'}{near}"
             yield ValidationIssue(place, message, keyword)
         else:
             yield from self._part(rest, item, place)
@@ -296,12 +298,9 @@ class _Walk:
     def _items(
         self, site: Site, keyword: str, places: Sequence[int], value: list[Any], path: str
     ) -> Iterator[ValidationIssue]:
-        rest = self._document.at(site, keyword)
         for index in places:
-            if rest.schema is False:
-                yield ValidationIssue(f"{path}/{index}", "is one item too many", keyword)
-            else:
-                yield from self._part(rest, value[index], f"{path}/{index}")
+            place = f"{path}/{index}"
+            yield from self._extra(site, keyword, value[index], place, "is one item too many")
 
     def _contains(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
