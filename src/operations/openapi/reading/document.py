@@ -89,6 +89,8 @@ class Description:
         # Tuples, because a malformed document may have a value here that is not hashable.
         self._places = ("path", "query", "header")
         self._good: set[str] = set()
+        """The references to valid parameters that are not authorization."""
+
         self.authorized: dict[int, JSONObject] = {}
         """The path items and operations with a required `Authorization` header, by `id()`."""
 
@@ -129,13 +131,10 @@ class Description:
             if path.startswith("x-"):
                 continue
             try:
-                item = self._plain(self.references.merged(node))
+                item, shared = self._checked(self.references.merged(node))
             except DocumentError as error:
                 self.problems.append(Problem(path, f"the path cannot be read: {error}"))
                 continue
-            shared = self._parameters_problem(item)
-            if shared is not None:
-                item, shared = self._spread(item, shared)
             for method, operation in item.items():
                 # Some documents have GET instead of get.
                 name = _METHODS.get(method)
@@ -188,10 +187,7 @@ class Description:
             problem = "the operation is not an object"
         elif problem is None:
             try:
-                operation = self._plain(operation)
-                problem = self._parameters_problem(operation)
-                if problem is not None:
-                    operation, problem = self._spread(operation, problem)
+                operation, problem = self._checked(operation)
                 if problem is None and "requestBody" in operation:
                     problem = self._body_problem(operation["requestBody"])
             except DocumentError as error:
@@ -210,8 +206,10 @@ class Description:
             return f"its body cannot be read: {error}"
         return None
 
-    def _plain(self, holder: JSONObject) -> JSONObject:
-        """Return a path item or an operation with references to itself, its parameters and its responses resolved.
+    def _checked(self, holder: JSONObject) -> tuple[JSONObject, str | None]:
+        """Return a path item or an operation, and the problem of its parameters.
+
+        References to itself, its parameters and its responses are resolved.
 
         Raises:
             DocumentError: If a reference cannot be resolved.
@@ -223,17 +221,13 @@ class Description:
             holder = {**holder, "parameters": self.references.value(parameters)}
         if is_object(responses) and "$ref" in responses:
             holder = {**holder, "responses": self.references.merged(responses)}
-        return holder
-
-    def _spread(self, holder: JSONObject, problem: str) -> tuple[JSONObject, str | None]:
-        """Return `holder` with all parameters in one list, and the problems of the parameters."""
-        parameters = holder.get("parameters")
-        if is_list(parameters):
+        problem = self._parameters_problem(holder)
+        if problem is not None and is_list(parameters := holder.get("parameters")):
             spread = self.references.list_at(parameters)
             if spread is not parameters:
                 # An item of the list refers to a list.
                 holder = {**holder, "parameters": spread}
-                return holder, self._parameters_problem(holder)
+                problem = self._parameters_problem(holder)
         return holder, problem
 
     def _parameters_problem(self, holder: JSONObject) -> str | None:
