@@ -232,10 +232,7 @@ class OpenAPI3Reader:
     def _parameter(self, node: JSONObject) -> Parameter:
         whole_query = node["in"] == "querystring"
         place = cast("Place", "query" if whole_query else node["in"])
-        style = text_of(node.get("style"))
-        if style not in _STYLES[place]:
-            style = _DEFAULT_STYLE[place]
-        explode = node.get("explode")
+        style, explode = self._style(node, place)
         media_type: str | None = None
         schema, encoding = node.get("schema", True), JSONObject()
         for media_type, entry in self._references.object_at(node.get("content")).items():  # noqa: B007 - the first one is kept
@@ -251,15 +248,21 @@ class OpenAPI3Reader:
             deprecated=node.get("deprecated") is True,
             schema=schema,
             style="querystring" if whole_query else style,
-            explode=explode
-            if isinstance(explode, bool)
-            else style in {"form", "cookie", "deepObject"},
+            explode=explode,
             # Before 3.2, it applies only to a query.
             allow_reserved=node.get("allowReserved") is True
             and (place == "query" or text_of(self._document.get("openapi")) >= "3.2"),
             media_type=media_type,
             encoding=encoding,
         )
+
+    def _style(self, node: JSONObject, place: Place) -> tuple[str, bool]:
+        """Return the style of a parameter, and whether it explodes."""
+        style, explode = text_of(node.get("style")), node.get("explode")
+        if style not in _STYLES[place]:
+            style = _DEFAULT_STYLE[place]
+        is_default = style in {"form", "cookie", "deepObject"}
+        return style, explode if isinstance(explode, bool) else is_default
 
     def _offered(self, response: JSONObject, operation: JSONObject) -> tuple[Media, ...]:
         return self._media(response)
@@ -378,7 +381,10 @@ class Swagger2Reader(OpenAPI3Reader):
     def _model(self, parameters: list[JSONObject], operation: JSONObject) -> Model:
         others = [each for each in parameters if each["in"] not in {"body", "formData"}]
         return Model(
-            parameters=tuple(map(_swagger_parameter, others)),
+            parameters=tuple(
+                self._parameter({**node, "schema": _schema(node), "content": None})
+                for node in others
+            ),
             body=_swagger_body(parameters, self._media_types(operation, "consumes")),
             responses=self.read_responses(operation),
         )
@@ -388,6 +394,14 @@ class Swagger2Reader(OpenAPI3Reader):
             return ()
         types = self._media_types(operation, "produces") or ["application/json"]
         return tuple(Media(media_type=kind, schema=response["schema"]) for kind in types)
+
+    def _style(self, node: JSONObject, place: Place) -> tuple[str, bool]:
+        style, explode = _separator(node)
+        if place == "cookie":
+            return "form", False
+        if place == "query":
+            return style, explode
+        return "simple" if style == "form" else style, False
 
     def server_url(
         self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
@@ -436,25 +450,6 @@ def _schema(node: JSONObject) -> Any:
     return {key: value for key, value in node.items() if key not in _NOT_SCHEMA}
 
 
-def _swagger_parameter(node: JSONObject) -> Parameter:
-    place = cast("Place", node["in"])
-    style, explode = _SEPARATORS.get(text_of(node.get("collectionFormat")), ("form", False))
-    if place == "cookie":
-        style, explode = "form", False
-    elif place != "query":
-        explode = False
-        style = "simple" if style == "form" else style
-    return Parameter(
-        name=node["name"],
-        place=place,
-        required=node.get("required") is True or place == "path",
-        description=text_of(node.get("description")),
-        schema=_schema(node),
-        style=style,
-        explode=explode,
-    )
-
-
 def _swagger_body(nodes: list[JSONObject], consumes: list[str]) -> Body | None:
     bodies = [node for node in nodes if node["in"] == "body"]
     if bodies:
@@ -499,8 +494,13 @@ def _field(node: JSONObject) -> JSONObject:
 def _encoding(node: JSONObject) -> JSONObject:
     if node.get("type") != "array":
         return {}
-    style, explode = _SEPARATORS.get(text_of(node.get("collectionFormat")), ("form", False))
+    style, explode = _separator(node)
     return {"style": style, "explode": explode}
+
+
+def _separator(node: JSONObject) -> tuple[str, bool]:
+    """Return the style of a Swagger 2.0 parameter, and whether it explodes."""
+    return _SEPARATORS.get(text_of(node.get("collectionFormat")), ("form", False))
 
 
 MAX_NAME = 240
