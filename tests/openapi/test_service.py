@@ -269,7 +269,7 @@ def test_a_rule_can_select_any_method(method: str) -> None:
     assert operation.spec.meta["method"] == method.upper()
 
 
-@pytest.mark.parametrize("method", ["a method", ""])
+@pytest.mark.parametrize("method", ["GETT", "DELET", "PSOT", "a method", ""])
 def test_an_invalid_method_is_rejected(method: str) -> None:
     with pytest.raises(ValueError, match="HTTP methods"):
         Select(methods=(method,))

@@ -18,6 +18,7 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.openapi.files import FilesRoot
 from operations.openapi.paging import Paging
+from operations.openapi.reading.model import METHODS
 from operations.openapi.transport import HTTPTransport, is_header
 from operations.specs import OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
@@ -28,8 +29,6 @@ Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | No
 
 CallValue: TypeAlias = Literal["request_id", "parent_request_id", "identity_id"]
 """A value of the call that can be sent as a header."""
-
-_METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "QUERY")
 
 _AuthType: TypeAlias = Literal["bearer", "apiKey", "basic"]
 
@@ -190,8 +189,8 @@ class Select:
             raise ValueError("it selects nothing: give tags, paths or methods")
         for method in self.methods:
             # A document may have other methods, so only similar ones of about the same length are misspelled.
-            alike = [name for name in _METHODS if abs(len(name) - len(method)) < 2]
-            near = "" if method.upper() in _METHODS else suggestion(method.upper(), alike)
+            alike = [name for name in METHODS if abs(len(name) - len(method)) < 2]
+            near = "" if method.lower() in METHODS else suggestion(method.lower(), alike)
             if near or not is_header(method, ""):
                 raise ValueError(f"methods must be names of HTTP methods.{near}")
         if not all(path.startswith(("/", "*")) for path in self.paths):

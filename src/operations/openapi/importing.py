@@ -54,7 +54,7 @@ from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import operation_names, safe_identifier
 from operations.openapi.request_plan import BODY
 from operations.openapi.responses import WholeResponse
-from operations.openapi.transport import Draft
+from operations.openapi.transport import REPEATABLE, SAFE, Draft
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -164,8 +164,6 @@ def original_error(error: CallError) -> CallError:
 
 
 _LOGGER = logging.getLogger("operations")
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-_IDEMPOTENT = frozenset({"PUT", "DELETE"})
 PAGES = ".pages"
 """Suffix of the name of a subscription to all pages of an operation."""
 
@@ -367,7 +365,7 @@ class Importer:
         if is_stream:
             kind = OperationType.SUBSCRIPTION
         else:
-            kind = OperationType.QUERY if method in _SAFE_METHODS else OperationType.MUTATION
+            kind = OperationType.QUERY if method in SAFE else OperationType.MUTATION
         spec = OperationSpec(
             name=name,
             namespace=self._config.namespace,
@@ -380,7 +378,7 @@ class Importer:
             output_schema=endpoint.output,
             error_schemas=declared.errors,
             access_control=access,
-            idempotent=method in _IDEMPOTENT,
+            idempotent=method in REPEATABLE - SAFE,
             meta=meta,
         )
         return self._bound(spec, endpoint, None if is_stream else endpoint)

@@ -230,7 +230,10 @@ def enforce_header(name: str, value: str) -> None:
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
-REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
+"""Methods whose requests change nothing (RFC 9110, 9.2.1)."""
+
+REPEATABLE = SAFE | {"PUT", "DELETE"}
 """Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
 
 
