@@ -37,15 +37,6 @@ Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(input, context)`; returns the function's result: a value, an awaitable or an async iterator."""
 
 
-def _bind_plain(function: Callable[..., Any]) -> Handler:
-    """Return the fastest handler, which passes the input as keyword arguments."""
-
-    def handler(input: Any, context: Any) -> Any:
-        return function(**input) if input else function()
-
-    return handler
-
-
 def _bind_guarded(
     function: Callable[..., Any],
     guards: Mapping[str, type | None],
@@ -199,10 +190,7 @@ class Signature:
         If a value is not valid for its type, the handler raises `CallError` with `VALIDATION_ERROR` and does not call
         `function`; `subject` is the name of the input in the message.
         """
-        convert = self.record.converter()
-        if convert is None and self.context_parameter is None and not self.positional:
-            return _bind_plain(function)
-        handler = self._bind_any(function, convert, subject)
+        handler = self._bind_any(function, self.record.converter(), subject)
         guards = {
             field.name: next(iter(field.shape.exact), None)
             for field in self.record.fields
