@@ -75,7 +75,7 @@ class Derived(NamedTuple):
     """The config classes that a table of the file is converted to, in addition to its own keys."""
 
     load: Callable[[], tuple[Any, ...]]
-    """Returns the classes; called when a file has such a table. Classes that share a key all receive its value."""
+    """Returns the classes, if a file has such a table. Classes that share a key all receive its value."""
 
     without: Mapping[str, str]
     """Fields that are not keys, each with the reason."""

@@ -137,7 +137,7 @@ RETRY_AFTER: Final = "retryAfterMs"
 """The key in the details of an error for the milliseconds after which the same call may succeed."""
 
 _MAX_WAIT: Final = 999_999_999_000
-"""The longest such time: numbers in the details may be infinite, or too large for a float."""
+"""The longest accepted time, because numbers in the details may be infinite, or too large for a float."""
 
 
 def wanted_pause(details: Any) -> float:

@@ -511,7 +511,7 @@ def _parts(items: Iterable[tuple[Any, Any]], paths: _Paths) -> Iterator[tuple[An
 
 @lru_cache
 def _by_token(paths: _Paths) -> tuple[_Paths, dict[str, _Paths]]:
-    """Return the paths after `*`, and those after each other token; the same for all items of a list."""
+    """Group the remaining paths by their first token: those after `*`, and those after each other token."""
     rests: dict[str, list[_Path]] = {}
     for first, *rest in paths:
         rests.setdefault(first, []).append(tuple(rest))

@@ -50,7 +50,7 @@ PROTOCOL_VERSION = 1
 
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
-"""An id or an address. They are stored, so their length is limited."""
+"""An id or an address. Its length is limited, because it is stored."""
 
 
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

@@ -251,7 +251,7 @@ class Importer:
         return names
 
     def _report_unknown(self, names: set[str]) -> None:
-        """Warn of rules for operations that the document does not have: misspelled ones, and those that it had once."""
+        """Warn of rules for operations that the document does not have: their names are misspelled, or it changed."""
         for key in ("rename", "pagination"):
             rule: object = getattr(self._config, key)
             for name in cast("Mapping[str, object]", rule) if isinstance(rule, Mapping) else ():

@@ -268,7 +268,7 @@ class Definitions:
         return item.get(mark) is True or ("$ref" in item and self.resolve(item).get(mark) is True)
 
     def allows_boolean(self, schema: Any, value: bool) -> bool:
-        """Return whether `schema` describes a boolean, or null, and allows `value`."""
+        """Return whether `schema` describes a boolean, which may be nullable, and allows `value`."""
         node = self.resolve(schema)
         members = [*list_of(node.get("anyOf")), *list_of(node.get("oneOf"))]
         kinds = [kind := node.get("type"), *list_of(kind)]
