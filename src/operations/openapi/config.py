@@ -189,8 +189,8 @@ class Select:
             raise ValueError("it selects nothing: give tags, paths or methods")
         for method in self.methods:
             # A document may have other methods, so only similar ones of about the same length are misspelled.
-            alike = [name for name in METHODS if abs(len(name) - len(method)) < 2]
-            near = "" if method.lower() in METHODS else suggestion(method.lower(), alike)
+            alike = [name.upper() for name in METHODS if abs(len(name) - len(method)) < 2]
+            near = "" if method.upper() in alike else suggestion(method.upper(), alike)
             if near or not is_header(method, ""):
                 raise ValueError(f"methods must be names of HTTP methods.{near}")
         if not all(path.startswith(("/", "*")) for path in self.paths):
