@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from tests.conftest import PROJECT
@@ -694,6 +695,22 @@ for line in sys.stdin:
     assert "***" in error.message
     assert "raw failed" in caplog.text
     assert "canary-1" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "lost", [httpx2.RemoteProtocolError("closed"), anyio.BrokenResourceError()]
+)
+async def test_the_sdk_logs_no_traceback_of_a_lost_connection(
+    lost: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect_mcp("raw", raw()):
+        pass
+    try:
+        raise lost
+    except type(lost):
+        logging.getLogger("mcp.client.sse").exception("Error in sse_reader")
+
+    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_records_of_an_application_that_logs_as_client_are_not_changed(

@@ -26,6 +26,7 @@ from secrets import token_hex
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote, unquote, unquote_plus
 
+import anyio
 import httpx2
 import msgspec
 from mcp import MCPError
@@ -358,10 +359,11 @@ _SDK_FOLDER = str(Path(getfile(MCPError)).parents[1]) + os.sep
 
 
 class _WithoutQueries(logging.Filter):
-    """Removes credentials and queries from URLs in log records, and tracebacks of validation errors.
+    """Removes credentials and queries from URLs in log records, and tracebacks of errors that a server causes.
 
-    These tracebacks contain responses of the server, which can cause any number of such records, so only one of them is
-    logged per minute. Records of an application that uses the same logger as the SDK are not changed.
+    A validation error contains responses of the server, and the client itself reports a lost connection. A server can
+    cause any number of such records, so only one of them is logged per minute. Records of an application that uses the
+    same logger as the SDK are not changed.
     """
 
     def __init__(self) -> None:
@@ -371,7 +373,8 @@ class _WithoutQueries(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == _SDK_LOGGER and not record.pathname.startswith(_SDK_FOLDER):
             return True
-        if record.exc_info and isinstance(record.exc_info[1], ValidationError):
+        cause = record.exc_info[1] if record.exc_info else None
+        if isinstance(cause, ValidationError | httpx2.TransportError | anyio.BrokenResourceError):
             record.exc_info = None
             if self._throttle.level() == logging.DEBUG:
                 return False
