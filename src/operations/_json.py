@@ -26,6 +26,7 @@ from uuid import UUID
 
 import msgspec
 
+from operations._text import shortened
 from operations.types import JSONObject
 
 MAX_DEPTH = 64
@@ -142,15 +143,23 @@ def pointer(token: str | int) -> str:
     return f"/{token}" if isinstance(token, int) else "/" + escape(token)
 
 
+_MAX_NAME = 200
+
+
+def short_pointer(token: str | int) -> str:
+    """Return a token as `pointer` does, for a message: a long name is cut, because each issue below it repeats it."""
+    return pointer(token if isinstance(token, int) else shortened(token, _MAX_NAME))
+
+
 Path: TypeAlias = tuple[Any, ...]
 """A path as nested tuples, last token first: `(token, (token, ()))`. Converted to text only if needed."""
 
 
 def pointer_to(path: Path) -> str:
-    """Return a path as a JSON pointer."""
+    """Return a path as a JSON pointer, for a message."""
     tokens: list[str] = []
     while path:
-        tokens.append(pointer(path[0]))
+        tokens.append(short_pointer(path[0]))
         path = path[1]
     return "".join(reversed(tokens))
 
@@ -263,7 +272,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
             try:
                 result[name] = to_json(item, max_depth - 1)
             except JSONValueError as error:
-                raise JSONValueError(error.reason, pointer(name) + error.path) from None
+                raise JSONValueError(error.reason, short_pointer(name) + error.path) from None
         if len(result) != len(value):
             raise JSONValueError("has two keys that are the same in JSON")
         return result
@@ -415,7 +424,7 @@ def _path_of_mask(plain: Any) -> str | None:
     for token, item in parts:
         path = _path_of_mask(item)
         if path is not None:
-            return pointer(token) + path
+            return short_pointer(token) + path
     return None
 
 

@@ -134,6 +134,14 @@ ANSWERED: dict[str, tuple[Any, Any]] = {
         [],
     ),
     "more characters than anyone has": ({"type": "string", "minLength": 10**9}, 1),
+    "wrong properties below a long name": (
+        {"additionalProperties": {"additionalProperties": {"type": "integer"}}},
+        {"a" * 4_000_000: {f"p{i}": "x" for i in range(2_000)}},
+    ),
+    "properties below a long name, to be converted": (
+        {"additionalProperties": {"additionalProperties": {"type": "integer"}}},
+        {"a" * 4_000_000: {f"p{i}": "1" for i in range(2_000)}},
+    ),
     "tiny steps": ({"type": "number", "multipleOf": 1e-300}, 1e300),
 }
 

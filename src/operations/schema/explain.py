@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import JSONValueError, escape, is_list, is_object
+from operations._json import JSONValueError, is_list, is_object, short_pointer
 from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError, ErrorCode
 from operations.schema.compiling import text_test
@@ -206,7 +206,7 @@ class _Walk:
             yield ValidationIssue(path, f"must be one of {listed(choices)}", keyword)
         elif is_object(value) and (tag := _wrong_tag([plan for _, plan in likely], value)):
             name, choices = tag
-            place = f"{path}/{escape(name)}"
+            place = path + short_pointer(name)
             yield ValidationIssue(place, f"must be one of {listed(choices)}", keyword)
         else:
             sites = [member for member, _ in likely]
@@ -220,11 +220,11 @@ class _Walk:
         for name in schema.get("required", ()):
             # In draft 4 and older, `required: true` may appear in other places; the meta-schema reports it.
             if name not in value:
-                yield ValidationIssue(f"{path}/{escape(name)}", "is required", "required")
+                yield ValidationIssue(path + short_pointer(name), "is required", "required")
         yield from self._dependencies(site, schema, value, path)
         patterns: JSONObject = schema.get("patternProperties", {})
         for name, item in value.items():
-            place = f"{path}/{escape(name)}"
+            place = path + short_pointer(name)
             if name in properties:
                 yield from self.issues(at(site, "properties", name), item, place)
             matched = [pattern for pattern in patterns if text_test(pattern)(name)]
@@ -243,7 +243,7 @@ class _Walk:
         if "unevaluatedProperties" in schema:
             known = evaluated(self._planner, site, value)
             for name in [name for name in value if name not in known]:
-                place = f"{path}/{escape(name)}"
+                place = path + short_pointer(name)
                 yield from self._extra(site, "unevaluatedProperties", value[name], place, _UNKNOWN)
 
     def _part(self, site: Site, item: Any, place: str) -> Iterator[ValidationIssue]:
@@ -277,7 +277,7 @@ class _Walk:
                     continue
                 for other in wanted:
                     if other not in value:
-                        place = f"{path}/{escape(other)}"
+                        place = path + short_pointer(other)
                         yield ValidationIssue(place, f"is required beside {name!r}", keyword)
 
     def _array(

@@ -17,8 +17,8 @@ from operations._json import (
     is_object,
     kind_of,
     lift,
-    pointer,
     pointer_to,
+    short_pointer,
     to_json,
     unescape,
 )
@@ -185,14 +185,16 @@ class Changes:
                     self._names[place] = known + 1
                     has_entry = True
                 own = name if has_entry else None
-                self._add("stripped", (place, own), path + pointer(name), "is not declared", count)
+                self._add(
+                    "stripped", (place, own), path + short_pointer(name), "is not declared", count
+                )
         for name in after:
             if name not in before:
                 child = place and place.child(name)
                 declared = not self._creates or (child is not None and child.has_default)
                 kind: ChangeKind = "filled" if declared else "created"
                 words = f"was absent and is now {shown(after[name])}"
-                self._add(kind, _location(place, name), path + pointer(name), words, count)
+                self._add(kind, _location(place, name), path + short_pointer(name), words, count)
         return self._found
 
     def _compare(

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from operations._json import JSON_TYPES, is_list, is_object, pointer, with_texts
+from operations._json import JSON_TYPES, is_list, is_object, short_pointer, with_texts
 from operations._text import numbered_name, shortened
 from operations.schema.document import Schema
 from operations.schema.explain import MAX_ISSUES, ValidationIssue
@@ -71,7 +71,7 @@ def convert_parts(parts: Iterable[tuple[Any, Any, Converter | None]]) -> dict[An
         try:
             result[token] = item if convert is None else convert(item)
         except ConversionError as error:
-            reasons += [(pointer(token) + path, reason) for path, reason in error.reasons]
+            reasons += [(short_pointer(token) + path, reason) for path, reason in error.reasons]
             if len(reasons) >= MAX_ISSUES:
                 break
     if reasons:
@@ -132,7 +132,7 @@ def _location(failure: JSONObject, value: Any) -> str:
                 if failure["type"] != "missing" or token != failure["loc"][-1]:
                     continue
         tokens.append(token)
-    return "".join(map(pointer, tokens))
+    return "".join(map(short_pointer, tokens))
 
 
 class Shape(Protocol):
