@@ -143,12 +143,13 @@ def pointer(token: str | int) -> str:
     return f"/{token}" if isinstance(token, int) else "/" + escape(token)
 
 
-_MAX_NAME = 200
+MAX_NAME = 200
+"""Characters of a property name that messages show and caches store. A third party may choose names of any length."""
 
 
 def short_pointer(token: str | int) -> str:
     """Return a token as `pointer` does, for a message: a long name is cut, because each issue below it repeats it."""
-    return pointer(token if isinstance(token, int) else shortened(token, _MAX_NAME))
+    return pointer(token if isinstance(token, int) else shortened(token, MAX_NAME))
 
 
 Path: TypeAlias = tuple[Any, ...]

@@ -11,6 +11,7 @@ from tests.schema.material import Canary
 
 from operations.errors import SchemaError
 from operations.schema import Schema, assert_is_schema
+from operations.schema.casting import CastPolicy
 from operations.schema.compiling import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
 from operations.schema.references import MAX_SUBSCHEMAS
 
@@ -160,6 +161,39 @@ def test_suspicious_patterns_are_evaluated_in_time(name: str) -> None:
     assert time.process_time() - started < QUICKLY
     assert bool(faults) is not valid
     assert schema.cast(result.value).value == result.value
+
+
+@pytest.mark.requirement("R42")
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"additionalProperties": {"properties": {"a": {"default": 1}}}},
+        {
+            "additionalProperties": {
+                "items": {"properties": {"a": {}}, "additionalProperties": False}
+            }
+        },
+        {"patternProperties": {"^a": {"properties": {"a": {"default": 1}}}}},
+    ],
+)
+@pytest.mark.parametrize("policy", ["cast", "keep", "create"])
+def test_long_names_are_not_stored(document: Any, policy: CastPolicy) -> None:
+    schema = Schema({"type": "object", **document})
+
+    def cast(number: int) -> None:
+        name = "a" * 1_000_000 + str(number)
+        schema.cast({name: {"b": 1}}, policy)
+        schema.cast({name: [{"a": 1, name: 1}, {"a": 1, name: 2}]}, policy)
+        schema.cast({name: [{"a": 1, "b": 1}, {"a": 1, "b": 2}]}, policy)
+
+    cast(0)
+    tracemalloc.start()
+    try:
+        for number in range(1, 6):
+            cast(number)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
 
 
 REFUSED: dict[str, Any] = {

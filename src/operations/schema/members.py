@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from operations._json import is_object
+from operations._json import MAX_NAME, is_object
 from operations.schema.plans import MISSING, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, same, type_of
@@ -166,7 +166,7 @@ class Place:
             return self._children[name]
         parts = [part for plan in self.objects if (part := plan.children[name]) is not None]
         found = place_of(self._planner, parts) if parts else None
-        if len(self._children) < _MAX_NAMES:
+        if len(self._children) < _MAX_NAMES and len(name) <= MAX_NAME:
             self._children[name] = found
         return found
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from operations._json import is_list, is_object, object_of
+from operations._json import MAX_NAME, is_list, is_object, object_of
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
@@ -566,7 +566,8 @@ class _Children(dict[str, Plan | None]):
             found = plan.part(field.sites) if field.kept else None
             if is_rest:
                 self._rest = found
-        if is_named or len(self) < (_MAX_SHARED if is_rest else _MAX_NAMES):
+        has_room = len(self) < (_MAX_SHARED if is_rest else _MAX_NAMES) and len(name) <= MAX_NAME
+        if is_named or has_room:
             self[name] = found
         return found
 

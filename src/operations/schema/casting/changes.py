@@ -12,6 +12,7 @@ import msgspec
 
 from operations._json import (
     JSON_TYPES,
+    MAX_NAME,
     Path,
     is_list,
     is_object,
@@ -289,7 +290,7 @@ class Uniform:
         self._filled = [(name, to_json(after[name])) for name in after if name not in self._before]
         self._after = dict.fromkeys(after) | dict(self._filled)
         self._size = {len(before)}
-        self._reports: dict[tuple[int, Path], _Found] = {}
+        self._reports: dict[tuple[int, str], _Found] = {}
 
     def describes(self, objects: list[Any]) -> bool:
         """Return whether each of the objects has exactly these names."""
@@ -310,13 +311,13 @@ class Uniform:
 
     def changes(self, count: int, path: Path = ()) -> "_Found":
         """Return the changes to a list of `count` objects at `path`."""
-        found = self._reports.get((count, path))
+        first = pointer_to((0, path))
+        found = self._reports.get((count, first))
         if found is None:
-            first = pointer_to((0, path))
             within = Changes(self._place)
             found = within.add_properties(self._place, self._before, self._after, first, count)
             if len(self._reports) < _MAX_REPORTS:
-                self._reports[count, path] = found
+                self._reports[count, first] = found
         return found
 
     def report(self, before: list[Any], _after: list[Any]) -> list[Change]:
@@ -329,6 +330,8 @@ def _uniform(place: Place, before: list[Any], after: list[Any]) -> Uniform | Non
     if not place.is_flat or not is_object(before[0]):
         return None
     names = tuple(before[0])
+    if any(len(str(name)) > MAX_NAME for name in names):
+        return None
     known: Uniform | None = place.reports.get(names)
     if known is None:
         if len(place.reports) >= _MAX_REPORTS:
