@@ -3,6 +3,7 @@ caller can use."""
 
 import base64
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -267,6 +268,25 @@ async def test_pages_expire_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     now = time.monotonic()
     monkeypatch.setattr(result_pages, "monotonic", lambda: now + result_pages.LIFETIME + 1)
     assert not await is_known(bens, BEN)
+
+
+@pytest.mark.requirement("R18")
+async def test_a_result_whose_pages_would_not_be_stored_is_an_error() -> None:
+    registry = build()
+
+    @registry.operation("shop.odd", type="query")
+    async def odd() -> dict[str, list[int]]:
+        # Every page repeats the name, so that a megabyte would take gigabytes of pages.
+        return {"k" * 1_000_000: list(range(50_000))}
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("shop.odd")
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 async def test_blocks_of_an_mcp_result_are_paged_and_do_not_repeat_it() -> None:

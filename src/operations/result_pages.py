@@ -77,7 +77,11 @@ class ResultPages:
         operation_id: str,
         max_bytes: int,
     ) -> ResponseEnvelope[Any]:
-        """Return a small result unchanged, and the first page of a larger one."""
+        """Return a small result unchanged, and the first page of a larger one.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the pages are too large to be stored.
+        """
         data, meta = envelope.data, envelope.meta
         raw = _encode(data)
         is_large = len(raw) > max_bytes
@@ -91,11 +95,17 @@ class ResultPages:
         # Copy the result, because the operation may change the object that it returned.
         value = build_from(_decode, raw)
         pages = list[bytes]()
+        left = MAX_CALLER_BYTES
         secret = token_urlsafe(16)
         page: JSONObject = {}
         for path, fragment in split(value, max_bytes - _OVERHEAD):
             if page:
                 pages.append(_encode({**page, "cursor": f"{secret}.{len(pages) + 1}"}))
+                # Each page repeats its path, and names have any length.
+                left -= len(pages[-1])
+                if left < 0:
+                    message = f"The pages of this result would take more than {MAX_CALLER_BYTES >> 20} MiB"
+                    raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
                 # A large result takes many pages: let other tasks run in between.
                 await asyncio.sleep(0)
             page = {"path": path, "value": fragment}
