@@ -143,7 +143,7 @@ def pointer(token: str | int) -> str:
     return f"/{token}" if isinstance(token, int) else "/" + escape(token)
 
 
-MAX_NAME = 200
+MAX_NAME = 400
 """Characters of a property name that messages show and caches store. A third party may choose names of any length."""
 
 
