@@ -1,3 +1,4 @@
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -136,6 +137,19 @@ def test_an_envelope_lookalike_is_not_an_envelope(value: object) -> None:
 def test_a_mapping_with_the_content_of_an_envelope_is_one(meta: dict[str, Any]) -> None:
     assert is_response_envelope({"data": None, "meta": meta})
     assert ResponseEnvelope.from_wire({"data": None, "meta": meta}).meta.source == meta["source"]
+
+
+@pytest.mark.requirement("R42")
+def test_long_names_of_unknown_fields_are_not_stored() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(10):
+            block = content_block({"type": "text", "text": "a", "u" * 1_000_000 + str(number): 1})
+            assert isinstance(block, TextContent)
+            del block
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_unknown_block_becomes_text_that_holds_its_json() -> None:

@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from operations._decoding import decode_json
-from operations._json import MAX_RESPONSE_VALUES, list_of, object_of, to_json
+from operations._json import MAX_NAME, MAX_RESPONSE_VALUES, list_of, object_of, to_json
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import MAX_MESSAGE, MAX_PATH, Change, Schema
@@ -516,8 +516,8 @@ def _with_unknown_fields(known: msgspec.Struct, fields: Mapping[str, Any]) -> ms
                 parts[name] = extended
     if not unknown:
         return msgspec.structs.replace(known, **parts) if parts else known
-    if len(unknown) > _MAX_UNKNOWN_FIELDS:
-        raise msgspec.ValidationError("too many unknown fields")
+    if len(unknown) > _MAX_UNKNOWN_FIELDS or any(len(name) > MAX_NAME for name in unknown):
+        raise msgspec.ValidationError("too many unknown fields, or one with a long name")
     names = tuple(sorted(unknown))
     extras = {f"unknown_{index}": fields[name] for index, name in enumerate(names)}
     values = {name: getattr(known, name) for name in kind.__struct_fields__}
