@@ -346,6 +346,13 @@ def test_an_mcp_server_in_place_of_its_settings_is_rejected_at_once() -> None:
         create_app(registry, mcp=to_mcp(registry, disclosure="gateway"))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["websocket", "console"])
+def test_an_application_in_place_of_a_boolean_is_rejected_at_once(option: str) -> None:
+    options: Any = {option: create_app(OperationRegistry())}
+    with pytest.raises(TypeError, match=f"{option} must be bool, not _App"):
+        create_app(OperationRegistry(), **options)
+
+
 @pytest.mark.parametrize("option", ["heartbeat", "timeout"])
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_times_that_are_not_positive_are_rejected(option: str, seconds: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, cast, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -250,10 +250,13 @@ class ServerConfig:
             raise ValueError("authorization_servers need public_url: tokens are issued for it")
         if self.public_url and not self.public_url.startswith(("https://", "http://")):
             raise ValueError("public_url must begin with https:// or http://")
-        if not isinstance(cast("object", self.mcp), bool | MCPServerSettings):
-            # The settings of an MCP server, such as `to_mcp(registry, ...)`, would be ignored.
-            kind = type(self.mcp).__name__
-            raise TypeError(f"mcp must be True or MCPServerSettings(...), not {kind}")
+        entries = {"mcp": (bool, MCPServerSettings), "websocket": (bool,), "console": (bool,)}
+        for name, kinds in entries.items():
+            given = getattr(self, name)
+            # The settings of an application, such as `to_mcp(registry, ...)`, would be ignored.
+            if not isinstance(given, kinds):
+                known = " or ".join(kind.__name__ for kind in kinds)
+                raise TypeError(f"{name} must be {known}, not {type(given).__name__}")
 
     @property
     def mcp_settings(self) -> MCPServerSettings:
