@@ -137,7 +137,7 @@ class BodyPlan:
             if body.required:
                 required += [name for name in whole.get("required", []) if name in self.flat]
         else:
-            schema = self._schema(draft)
+            schema = any_of(m for offered in self._media for m in self._members(draft, offered))
             if body.description and "description" not in schema:
                 schema = {**schema, "description": body.description}
             properties[BODY] = schema
@@ -275,10 +275,6 @@ class BodyPlan:
         draft = self._schemas.draft(_direction(offered))
         return draft.close(any_of(self._members(draft, offered)))
 
-    def _schema(self, draft: SchemaDraft) -> JSONObject:
-        members = [m for offered in self._media for m in self._members(draft, offered)]
-        return any_of(members)
-
     def _members(self, draft: SchemaDraft, offered: Media) -> Iterator[JSONObject]:
         """Yield the schemas of the bodies for one media type."""
         kind = offered.media_type
@@ -309,7 +305,7 @@ class BodyPlan:
 
     @property
     def _patches(self) -> bool:
-        """Return whether a body is really a JSON Patch; some frameworks declare that type for every JSON body."""
+        """Whether a body is really a JSON Patch; some frameworks declare that type for every JSON body."""
         return not any(media.is_plain_json(m.media_type) for m in self._media)
 
     def _content_type_schema(self) -> JSONObject:
