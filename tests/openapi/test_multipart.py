@@ -459,3 +459,23 @@ async def test_a_file_of_this_process_is_sent_in_a_form_and_not_in_json(
     (part,) = await parts(doc, echo, body={field: [b"hi"] if field == "photos" else b"hi"})
 
     assert part["content"] == b"hi"
+
+
+@pytest.mark.parametrize(
+    "malformed", [{"type": [{}]}, {"type": [[]]}, {"format": []}, {"format": {}}], ids=str
+)
+async def test_a_malformed_keyword_does_not_make_its_operation_unusable(
+    malformed: dict[str, Any], echo: Echo
+) -> None:
+    (part,) = await parts(upload({"file": malformed}), echo, body={"file": "x"})
+    assert part["content"] == b"x"
+
+    octets = {"application/octet-stream": {"schema": malformed}}
+    doc = document(
+        "/thing",
+        "post",
+        requestBody={"content": octets},
+        responses={"200": {"description": "", "content": octets}},
+    )
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"body": b"hi"})

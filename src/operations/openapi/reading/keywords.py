@@ -68,7 +68,7 @@ def is_file(schema: JSONObject) -> bool:
     kind = schema.get("type")
     if kind == "file":
         return True
-    if kind not in (None, "string") and set(list_of(kind)) != {"string", "null"}:
+    if kind not in (None, "string") and set(map(str, list_of(kind))) != {"string", "null"}:
         return False
     if schema.get("format") == "binary":
         return True
@@ -79,7 +79,7 @@ def is_file(schema: JSONObject) -> bool:
 
 def base64_encoding(schema: JSONObject) -> str:
     """Return `base64` or `base64url` if a schema describes a body as text in that encoding; otherwise empty."""
-    if schema.get("format") in {"byte", "base64"}:
+    if schema.get("format") in ("byte", "base64"):
         return "base64"
     encoding = text_of(schema.get("contentEncoding")).lower()
     return encoding if encoding in {"base64", "base64url"} else ""
