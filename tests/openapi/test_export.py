@@ -673,6 +673,21 @@ def test_a_schema_with_an_unknown_type_does_not_hide_other_operations(kind: Any)
     assert len(to_openapi([odd, spec(name="other")])["paths"]) == 2
 
 
+@pytest.mark.requirement("R25")
+@pytest.mark.parametrize(
+    "malformed",
+    [{"properties": None}, {"properties": {"x": 5}}, {"properties": {"x": {}}, "required": None}],
+    ids=str,
+)
+def test_malformed_parameters_do_not_hide_other_operations(malformed: Any) -> None:
+    schema = from_schema({"type": "object", **malformed}, lenient=True)
+    document = to_openapi([spec(type="query", input_schema=schema), spec(name="other")])
+
+    assert len(document["paths"]) == 2
+    (parameter,) = document["paths"]["/test/run"]["get"]["parameters"]
+    assert parameter["name"] == "input"
+
+
 def test_a_discriminator_refers_to_the_components() -> None:
     """Generators such as openapi-typescript resolve its mapping, and fail if a target is missing."""
     pet: Any = {

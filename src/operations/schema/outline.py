@@ -1,14 +1,15 @@
 """Outline a JSON Schema for people: its properties by name and kind.
 
 Rule 1: an outline never decides validity. It is used to ask for values, to convert typed text, and to print schemas.
+        Malformed keywords of a third party's schema are ignored.
 """
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from msgspec.json import encode
 
-from operations._json import kind_of, object_of
+from operations._json import is_list, kind_of, list_of, object_of
 from operations._references import followed
 from operations.schema.document import Schema
 from operations.types import JSONObject, JSONSchema
@@ -71,7 +72,7 @@ class Outline:
     @property
     def members(self) -> "list[Outline]":
         """The members of `anyOf` or `oneOf`."""
-        options: list[Any] = self.schema.get("anyOf") or self.schema.get("oneOf") or []
+        options = list_of(self.schema.get("anyOf")) or list_of(self.schema.get("oneOf"))
         return [self.inner(option) for option in options]
 
     @property
@@ -79,8 +80,7 @@ class Outline:
         """The properties by name, including those of `allOf`."""
         found: dict[str, Outline] = {}
         for part in self.parts():
-            named: JSONObject = part.schema.get("properties", {})
-            for name, schema in named.items():
+            for name, schema in object_of(part.schema.get("properties")).items():
                 found[name] = part.inner(schema)
         return found
 
@@ -89,14 +89,14 @@ class Outline:
         """The required properties, including those of `allOf`."""
         names: dict[str, None] = {}
         for part in self.parts():
-            listed = part.schema.get("required", ())
+            listed = list_of(part.schema.get("required"))
             names |= dict.fromkeys(name for name in listed if isinstance(name, str))
         return list(names)
 
     def parts(self) -> "Iterator[Outline]":
         """This schema and the schemas of its `allOf`."""
         yield self
-        for schema in self.schema.get("allOf", ()):
+        for schema in list_of(self.schema.get("allOf")):
             member = self.inner(schema)
             if not member.is_recursive:
                 yield from member.parts()
@@ -112,7 +112,7 @@ class Outline:
         if "const" in self.schema:
             return [self.schema["const"]]
         if "enum" in self.schema:
-            return list(self.schema["enum"])
+            return list_of(self.schema["enum"])
         members = self.members
         if members and all(
             "const" in member.schema or "enum" in member.schema for member in members
@@ -124,10 +124,9 @@ class Outline:
     def types(self) -> frozenset[str]:
         """The JSON types a value may have; empty if the schema has no `type`."""
         named: Any = self.schema.get("type")
-        if isinstance(named, str):
-            return frozenset({named})
-        if isinstance(named, list):
-            return frozenset(cast("list[str]", named))
+        if named is not None:
+            names = named if is_list(named) else [named]
+            return frozenset(name for name in names if isinstance(name, str))
         if self.choices:
             return frozenset(map(kind_of, self.choices))
         if members := self.members:

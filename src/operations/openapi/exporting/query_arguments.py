@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, pointer
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_list, is_object, pointer
 from operations._references import followed
 from operations.errors import CallError, SchemaError, invalid_argument
 from operations.schema import Schema
@@ -205,9 +205,13 @@ def _is_plain(document: JSONSchema) -> bool:
     if isinstance(document, bool):
         return document
     schema = _followed(document, document)
-    kind = schema.get("type", "object")
-    return all(key in _PLAIN or key.startswith("x-") for key in (*document, *schema)) and (
-        kind == "object" or (isinstance(kind, list) and "object" in kind)
+    kind, properties = schema.get("type", "object"), schema.get("properties", {})
+    return (
+        all(key in _PLAIN or key.startswith("x-") for key in (*document, *schema))
+        and (kind == "object" or (isinstance(kind, list) and "object" in kind))
+        and is_object(properties)
+        and all(isinstance(each, (dict, bool)) for each in properties.values())
+        and is_list(schema.get("required", []))
     )
 
 
