@@ -146,14 +146,10 @@ class SharedDefinitions:
         for site in sites:
             owner = _owner(site.pointer)
             self._sizes[owner] += 1
-            enforce_shareable(site)
-            if isinstance(site.schema, dict):
-                if not _UNEVALUATED.isdisjoint(site.schema):
-                    self._whole.add(owner)
-                for _, target in self.document.references(site):
-                    if target is None:
-                        raise SchemaError(f"{site.pointer}: refers to nothing")
-                    self._needs[owner].add(_owner(target.pointer))
+            targets = shared_targets(self.document, site)
+            self._needs[owner].update(_owner(target.pointer) for target in targets)
+            if isinstance(site.schema, dict) and not _UNEVALUATED.isdisjoint(site.schema):
+                self._whole.add(owner)
         self.graph.add(sites, [DEFINED + escape(name) for name in definitions])
         self.document.forget()
 
@@ -167,10 +163,7 @@ class SharedDefinitions:
             self._entered += 1
             document = Document(schema, self.document, f"/documents/{self._entered}")
             for site in document.sites:
-                enforce_shareable(site)
-                for _, target in document.references(site):
-                    if target is None:
-                        raise SchemaError(f"{site.pointer}: refers to nothing")
+                for target in shared_targets(document, site):
                     # Compiled now, to report an invalid definition before data arrives.
                     self._accepts_at(target)
         return document
@@ -277,15 +270,16 @@ class SharedDefinitions:
         return reachable((start,), self._needs.__getitem__)
 
 
-def enforce_shareable(site: Site) -> None:
-    """Raise an error if a schema depends on its own document.
+def shared_targets(document: Document, site: Site) -> list[Site]:
+    """Return the definitions that a schema refers to.
 
     Raises:
-        SchemaError: If it has an identifier, a keyword of an older dialect, or a reference outside its definitions.
+        SchemaError: If the schema depends on its own document: it has an identifier, a keyword of an older dialect, or
+            a reference to something else than a definition.
     """
     schema = site.schema
     if isinstance(schema, bool):
-        return
+        return []
     if not _IDENTIFIED.isdisjoint(schema) or is_list(schema.get("items")):
         raise SchemaError(f"{site.pointer}: depends on its own document")
     for keyword in REFERENCES:
@@ -294,6 +288,10 @@ def enforce_shareable(site: Site) -> None:
             keyword == "$ref" and isinstance(ref, str) and ref.startswith("#" + DEFINED)
         ):
             raise SchemaError(f"{site.pointer}: refers to something else than a definition")
+    targets = [target for _, target in document.references(site)]
+    if None in targets:
+        raise SchemaError(f"{site.pointer}: refers to nothing")
+    return cast("list[Site]", targets)
 
 
 def _keyword(shared: SharedDefinitions) -> type[Any]:
