@@ -158,6 +158,12 @@ async def test_a_function_that_returns_an_awaitable_keeps_its_result_type() -> N
         ({"name": "x"}, "there is no option 'name'. Options are access, calls, description"),
         ({"type": "read"}, "type must be one of query, mutation, subscription"),
         ({"timeout": "5s"}, "timeout must be a positive number, not '5s'"),
+        ({"version": 2}, "version must be of type str, not 2"),
+        ({"errors": ["LATE"]}, "an error must be of type ErrorDefinition, not 'LATE'"),
+        (
+            {"access": {"required_scopes": ["x"]}},
+            "the access rule must be of type AccessControl, not {'required_scopes': ['x']}",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_the_right_ones(options: Any, message: str) -> None:
