@@ -159,6 +159,7 @@ async def test_a_function_that_returns_an_awaitable_keeps_its_result_type() -> N
         ({"type": "read"}, "type must be one of query, mutation, subscription"),
         ({"timeout": "5s"}, "timeout must be a positive number, not '5s'"),
         ({"version": 2}, "version must be of type str, not 2"),
+        ({"description": None}, "description must be of type str, not None"),
         ({"errors": ["LATE"]}, "an error must be of type ErrorDefinition, not 'LATE'"),
         (
             {"access": {"required_scopes": ["x"]}},

@@ -190,9 +190,13 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             force_setattr(self, "tags", tuple(self.tags))
         if type(self.error_schemas) is not tuple:
             force_setattr(self, "error_schemas", tuple(self.error_schemas))
-        errors = (("an error", error, ErrorDefinition) for error in self.error_schemas)
-        access = ("the access rule", self.access_control, AccessControl)
-        for name, value, kind in (("version", self.version, str), access, *errors):
+        typed: tuple[tuple[str, object, type], ...] = (
+            ("version", self.version, str),
+            ("description", self.description, str),
+            ("the access rule", self.access_control, AccessControl),
+            *(("an error", error, ErrorDefinition) for error in self.error_schemas),
+        )
+        for name, value, kind in typed:
             # One spec with a value of another type would break every list of operations.
             if not isinstance(value, kind):
                 problem = f"{name} must be of type {kind.__name__}, not {value!r}"
