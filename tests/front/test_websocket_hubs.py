@@ -174,6 +174,11 @@ async def test_wrong_credentials_in_handshakes_are_slowed_down(
 
 
 @pytest.mark.requirement("R21")
+def test_an_option_of_another_function_is_rejected_when_the_hub_is_created() -> None:
+    with pytest.raises(TypeError, match="identify"):
+        WebSocketHub(files([]), identify=lambda _: None)
+
+
 async def test_the_rejection_comes_before_any_other_step() -> None:
     received: list[Any] = []
     async with serving("hub", identify=received.append) as (port, path):

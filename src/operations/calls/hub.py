@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 from operations._text import printable
 from operations.access import Identity, with_check
 from operations.authority.grants import Delegate
+from operations.calls.jobs import WorkerConfig
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.front import Front
@@ -81,6 +82,8 @@ class WebSocketHub:
         self._delegate = delegate
         self._max_operations = max_operations
         self._options: dict[str, Any] = {"grace": 0, **options}
+        # Reject a wrong option now, instead of every connection later.
+        WorkerConfig(**self._options)
         self._peers: dict[RemoteService, set[str]] = {}
         """The ids of the operations of each peer, in the order of their arrival."""
 
