@@ -178,7 +178,6 @@ _DRAIN_SECONDS = 0.02
 _STDERR_SECONDS = 0.2
 """Seconds to read the stderr of a dead child, which its own children may keep open."""
 
-_POLL_SECONDS = 0.01
 _CHUNK = 64 * 1024
 """The largest number of bytes per read from a pipe; reading pauses while twice as many are unprocessed."""
 
@@ -474,11 +473,11 @@ async def _stop(
     """End the child, then all processes that it started."""
     assert process.stdin is not None  # noqa: S101 - asked for
     process.stdin.close()
-    if not await _ended(process, grace):
+    if not await _ended(child, grace):
         _signal(process, signal.SIGTERM)
-        await _ended(process, _TERMINATE_SECONDS)
+        await _ended(child, _TERMINATE_SECONDS)
     _signal(process, signal.SIGKILL)
-    if not await _ended(process, _KILL_SECONDS):
+    if not await _ended(child, _KILL_SECONDS):
         logger.warning("process %d did not end after SIGKILL", process.pid)
     with anyio.move_on_after(_STDERR_SECONDS):
         await child.is_heard.wait()
@@ -492,14 +491,8 @@ def _signal(process: Process, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-async def _ended(process: Process, seconds: float) -> bool:
-    """Return whether the process ends in time.
-
-    Polls, because `wait` also waits for pipes that other processes may hold.
-    """
-    deadline = anyio.current_time() + seconds
-    while process.returncode is None:
-        if anyio.current_time() >= deadline:
-            return False
-        await anyio.sleep(_POLL_SECONDS)
-    return True
+async def _ended(child: Child, seconds: float) -> bool:
+    """Return whether the process exits in time; `Process.wait` also waits for pipes that other processes may hold."""
+    with anyio.move_on_after(seconds):
+        await child.has_exited.wait()
+    return child.has_exited.is_set()
