@@ -31,7 +31,6 @@ USED = {
         "JSONRPCDispatcher._dispatch",
         "JSONRPCDispatcher._final_write",
         "JSONRPCDispatcher._handle_request",
-        "JSONRPCDispatcher._running",
         "JSONRPCDispatcher._write",
         "_connection",
         "_lowlevel_server",

@@ -69,7 +69,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
     @property
     def is_open(self) -> bool:
         """Whether the connection is open."""
-        return self._running
+        return not self._closed
 
     async def run(self, *args: Any, **options: Any) -> None:
         """Read until the connection ends."""
@@ -90,7 +90,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         Raises:
             MCPError: As the SDK raises it; a marked one (`failures.sealed`) if the request was not sent.
         """
-        if self._closed:
+        if not self.is_open:
             raise sealed(*_NOT_SENT)
         if self.version is not None and method == "initialize":
             # The SDK would offer only the newest revision.
