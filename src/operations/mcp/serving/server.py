@@ -29,7 +29,7 @@ from operations.errors import CallError
 from operations.front import Front
 from operations.front.config import MCPServerSettings, ServerConfig
 from operations.front.http import STATE, RequestPipeline, RequestState
-from operations.front.limits import Scope, caller_key
+from operations.front.limits import caller_key
 from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of, outbound_of
 from operations.mcp.serving.app import MCPApp, bounded_stdio
@@ -138,17 +138,14 @@ class RegistryServer(Server[None]):
             origins: Other origins whose pages may use the server, such as `https://example.com`.
             lean: Serve plain requests without the SDK.
         """
-        resolve = None if self._settings.identify is None else self._resolve
+        identify = self._settings.identify
+        resolve = None if identify is None else lambda scope: identify(Request(scope))
         pipeline = RequestPipeline(self.front, resolve)
         return MCPApp(
             self, self.service, pipeline, path=path, hosts=hosts, origins=origins, lean=lean
         )
 
     # ------------------------------------------------------------ callers
-
-    def _resolve(self, scope: Scope) -> Any:
-        """Return the identity of a request to an application without a host application."""
-        return self._settings.identify and self._settings.identify(Request(scope))
 
     def _caller(self, request: RequestContext) -> MCPCaller:
         declared = request.session.client_capabilities
