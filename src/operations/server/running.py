@@ -126,10 +126,6 @@ class _GracefulServer(uvicorn.Server):
         pipeline = _pipeline_of(app)
         self._streams = OpenStreams() if pipeline is None else pipeline.front.open_streams
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._streams.open()
-        await super().startup(sockets)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._streams.close(GRACE)
         loop = asyncio.get_running_loop()
