@@ -36,7 +36,8 @@ from operations.calls.events import (
     read_event,
 )
 from operations.calls.jobs import DEFAULT_GROUP
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.calls.states import MAX_SENDS
+from operations.errors import CallError, ErrorCode, NoReceiverError, TransportError
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -533,3 +534,40 @@ async def test_a_probe_that_cannot_be_sent_is_repeated_with_the_next_heartbeat()
 
     # With a pause that doubles, this takes 31 heartbeats.
     assert target.times[-1] - target.times[0] < 20 * heartbeat
+
+
+@pytest.mark.requirement("R34", "F4")
+@pytest.mark.parametrize("reports", [False, True], ids=["raises", "reports"])
+async def test_copies_that_find_no_worker_do_not_count_as_sent(
+    monkeypatch: pytest.MonkeyPatch, reports: bool
+) -> None:
+    """Otherwise, after an outage, a call could not be sent to another worker any more."""
+    monkeypatch.setattr("operations.calls.sending._RETRY", 0.001)
+    attempts, delivered = 2 * MAX_SENDS, list[bytes]()
+
+    class Absent(MemoryTarget):
+        direct = False
+
+        async def enqueue(self, queue: str, body: bytes, *, key: str, **options: Any) -> str:
+            nonlocal attempts
+            if attempts:
+                attempts -= 1
+                if not reports:
+                    raise NoReceiverError("no worker")
+                asyncio.get_running_loop().call_soon(calls.undelivered, key)
+                return ""
+            delivered.append(body)
+            return await super().enqueue(queue, body, key=key, **options)
+
+    registry, target = OperationRegistry(), Absent()
+
+    @registry.operation("shop.pay", type="mutation")
+    async def pay() -> str:
+        return "paid"
+
+    async with PendingRequestMap(target) as calls, serve_calls(registry, target):
+        calls.restored()
+        with anyio.fail_after(20):
+            assert (await calls.call("shop.pay", timeout=60)).data == "paid"
+
+    assert b"resends" not in delivered[0]

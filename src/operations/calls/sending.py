@@ -231,9 +231,22 @@ class CallSender(ABC):
         cancellations = task.cancelling()
         try:
             try:
-                call.receipt = await self._deliver(body, key, worker, CONNECT_SECONDS)
+                call.receipt = await target.enqueue(
+                    self.group,
+                    body,
+                    key=key,
+                    reply_to=self.mailbox,
+                    wait=CONNECT_SECONDS,
+                    worker=worker,
+                )
+            except NoReceiverError as error:
+                self.undelivered(key, worker, str(error))
+                return
+            except NotSentError as error:
+                code, retryable = _REFUSALS.get(type(error), (ErrorCode.UNAVAILABLE, True))
+                raise CallError(code, str(error), retryable=retryable, begun=False) from error
             except TransportError as error:
-                call.receipt = await self._deliver_again(error, body, key, worker)
+                logger.debug("%s may not have been sent: %s", key, error)
             if worker or target.chooses_worker:
                 # Only this worker can have the request.
                 call.worker = worker or None
@@ -253,36 +266,6 @@ class CallSender(ABC):
             # The request may have been sent over a new connection, with other workers present.
             call.departures = -1
         call.sent_at = call.seen_at = loop.time()
-
-    # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
-    def _deliver(self, body: bytes, key: str, worker: str, wait: float) -> Coroutine[Any, Any, str]:
-        """Send a request to one worker or to the group; return its receipt, if there is one."""
-        return self.target.enqueue(
-            self.group, body, key=key, reply_to=self.mailbox, wait=wait, worker=worker
-        )
-
-    async def _deliver_again(
-        self, error: TransportError, body: bytes, key: str, worker: str
-    ) -> str:
-        """Send a request that found no worker again, while workers may be reconnecting; return its receipt.
-
-        Raises:
-            CallError: If the request was not delivered for another reason.
-        """
-        if worker and isinstance(error, NoReceiverError):
-            self.undelivered(key, worker)
-            return ""
-        while isinstance(error, NoReceiverError) and self._detector.expects_workers():
-            await asyncio.sleep(_RETRY)
-            try:
-                return await self._deliver(body, key, "", _RETRY)
-            except TransportError as failure:
-                error = failure
-        if isinstance(error, NotSentError):
-            code, retryable = _REFUSALS.get(type(error), (ErrorCode.UNAVAILABLE, True))
-            raise CallError(code, str(error), retryable=retryable, begun=False) from error
-        logger.debug("%s may not have been sent: %s", key, error)
-        return ""
 
     # ---------------------------------------------------------------------------------------- resending
 
@@ -351,27 +334,30 @@ class CallSender(ABC):
         call.to = self._workers.find_other(call.refused) if call.refused else ""
         return bool(call.to) or not call.refused
 
-    def undelivered(self, key: str, worker: str = "") -> None:
-        """Handle a request for which the broker has no worker."""
+    def undelivered(self, key: str, worker: str = "", reason: str = "") -> None:
+        """Handle a request for which the broker has no worker, with its reason."""
         if worker:
             self._detector.on_absent(worker)
-        request_id = key.partition("-")[0]
+        request_id, _, copy = key.partition("-")
         call = self.pending.get(request_id)
-        if call is None:
+        if call is None or str(call.sends) != (copy or "1"):
+            # It has ended, or another copy was sent.
             return
-        reason = ""
-        if not worker:
-            if not self._detector.expects_workers():
-                reason = (
-                    f"no worker serves the group {self.group!r}; start a worker, or check the group"
-                )
-        elif call.is_pinned or not self._redirect(call):
+        # Nothing was sent, so the next copy has the same number.
+        call.sends -= 1
+        call.sent_at = 0.0
+        if worker:
+            may_be_sent = not call.is_pinned and self._redirect(call)
             reason = f"the worker of {call.payload.operation_id} left, and no other may run it"
-        if reason:
-            self._end(request_id, CallError(ErrorCode.UNAVAILABLE, reason, begun=False))
         else:
+            may_be_sent = self._detector.expects_workers()
+            none = f"no worker serves the group {self.group!r}; start a worker, or check the group"
+            reason = reason or none
+        if may_be_sent:
             # Without another worker of its version, the one that left may be reconnecting.
             self._spawn(self._send_again(call, 0.0 if worker and not call.to else _RETRY))
+        else:
+            self._end(request_id, CallError(ErrorCode.UNAVAILABLE, reason, begun=False))
 
     # ---------------------------------------------------------------------------------------- ending
 
