@@ -47,7 +47,6 @@ from operations.openapi.reading.document import (
     Description,
     DocumentOperation,
     Problem,
-    request_problems,
 )
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.media import EVENT_STREAM
@@ -211,9 +210,6 @@ class Importer:
             description.document.get("security"),
         )
         self._responses = DeclaredResponses(description)
-        self._entries: list[DocumentOperation] = []
-        """The operations of the document that were read."""
-
         self._restored: list[Operation] = []
         self._taken: set[str] = set()
         self._version = text_of(description.info.get("version")) or "1.0.0"
@@ -223,7 +219,7 @@ class Importer:
         """Return the operations; log parts that cannot be imported, and add them to the problems of the description."""
         # Names are assigned after this pass, because they depend on all operations.
         entries = list(self._exported()) if self._config.restore else self.description.entries()
-        found = [self._read(entry) for entry in entries]
+        found = [self._responses.read(entry) for entry in entries]
         names = self._names(found)
         self._report_unknown({*names, *(each.spec.name for each in self._restored)})
         operations = [*self._restored, *self._created(found, names)]
@@ -277,7 +273,11 @@ class Importer:
     def _report_problems(self) -> None:
         config, description = self._config, self.description
         is_signed = config.auth is not None or "authorization" in map(str.lower, config.headers)
-        description.problems += request_problems(description, self._entries, is_signed=is_signed)
+        if description.unsigned and not is_signed:
+            first, *others = description.unsigned
+            where = f"{first} and {len(others)} more" if others else first
+            reason = "a required header 'Authorization' has no security scheme: set auth="
+            description.problems.append(Problem(where, reason, is_skipped=False))
         for problem in description.problems:
             text = f"{self._source}: {problem.where}: {problem.reason}"
             _LOGGER.warning("%s", printable(text))
@@ -290,7 +290,7 @@ class Importer:
                 yield entry
             elif exported.same_as is None:
                 name = exported.id.partition(".")[2]
-                self._read(entry)
+                self._responses.read(entry)
                 outline = _outline(entry, name)
                 if self._is_wanted(outline):
                     self._restore(entry, exported, self._access(outline))
@@ -332,11 +332,6 @@ class Importer:
         if exclude is None or not exclude(stream):
             yield from streams
         yield from self._pages(declared.entry, first, outline)
-
-    def _read(self, entry: DocumentOperation) -> Declared:
-        """Return the declared responses of an operation; their problems are added to those of the description."""
-        self._entries.append(entry)
-        return self._responses.read(entry)
 
     def _operations(self, declared: Declared, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription if the document also declares its response as a stream."""

@@ -91,8 +91,11 @@ class Description:
         self._good: set[str] = set()
         """The references to valid parameters that are not authorization."""
 
-        self.authorized: dict[int, JSONObject] = {}
+        self._authorized: dict[int, JSONObject] = {}
         """The path items and operations with a required `Authorization` header, by `id()`."""
+
+        self.unsigned: list[str] = []
+        """The operations that require the header `Authorization` as a parameter, without a security scheme."""
 
     def _version(self) -> str:
         """Return the version of the document; report one that is missing or not known."""
@@ -193,9 +196,23 @@ class Description:
             except DocumentError as error:
                 problem = f"it cannot be read: {error}"
         if problem is None:
-            yield DocumentOperation(path, method, item, operation)
+            yield self._examined(DocumentOperation(path, method, item, operation))
         else:
             self.problems.append(Problem(f"{method} {path}", problem))
+
+    def _examined(self, entry: DocumentOperation) -> DocumentOperation:
+        """Return an operation after noting the problems of its request, which do not skip it."""
+        operation = entry.operation
+        for kind in _body_types(operation):
+            if intended(kind) != kind:
+                reason = f"the media type of its body is misspelt and read as {intended(kind)!r}"
+                where = f"{entry.method} {entry.path}"
+                self.problems.append(Problem(where, reason, is_skipped=False))
+        if id(entry.item) in self._authorized or id(operation) in self._authorized:
+            own = operation.get("security")
+            if not (self.document.get("security") if own is None else own):
+                self.unsigned.append(f"{entry.method} {entry.path}")
+        return entry
 
     def _body_problem(self, node: Any) -> str | None:
         if node is None or (is_object(node) and "$ref" not in node) or self.is_swagger:
@@ -246,7 +263,7 @@ class Description:
                 place = node.get("in")
                 if place in places and type(node.get("name")) is str:
                     if place == "header" and _is_authorization(node):
-                        self.authorized[id(holder)] = holder
+                        self._authorized[id(holder)] = holder
                     continue
                 problem = self.reader.check_parameter(node)
             elif type(ref) is str and ref in good:
@@ -265,7 +282,7 @@ class Description:
         except DocumentError as error:
             return f"a parameter cannot be read: {error}"
         if _is_authorization(found):
-            self.authorized[id(holder)] = holder
+            self._authorized[id(holder)] = holder
         elif problem is None:
             self._good.add(node["$ref"])
         return problem
@@ -429,53 +446,8 @@ def _only_ref(node: JSONObject) -> str | None:
     return f"{kind}\n{schema['$ref']}"
 
 
-def request_problems(
-    description: Description, entries: Iterable[DocumentOperation], *, is_signed: bool
-) -> list[Problem]:
-    """Return the problems in the requests of operations, none of which skips an operation.
-
-    Args:
-        description: The document.
-        entries: The operations.
-        is_signed: Whether configuration sets the `Authorization` header.
-    """
-    entries = list(entries)
-    corrected = {
-        f"{entry.method} {entry.path}": intended(kind)
-        for entry in entries
-        for kind in _body_types(entry.operation)
-        if intended(kind) != kind
-    }
-    found = [
-        Problem(
-            where, f"the media type of its body is misspelt and read as {kind!r}", is_skipped=False
-        )
-        for where, kind in corrected.items()
-    ]
-    unsigned = [] if is_signed else _unsigned(description, entries)
-    if unsigned:
-        first, *others = (f"{entry.method} {entry.path}" for entry in unsigned)
-        where = f"{first} and {len(others)} more" if others else first
-        reason = "a required header 'Authorization' has no security scheme: set auth="
-        found.append(Problem(where, reason, is_skipped=False))
-    return found
-
-
 def _body_types(operation: JSONObject) -> Iterable[str]:
     body = operation.get("requestBody")
     if is_object(body):
         return map(text_of, object_of(body.get("content")))
     return map(text_of, list_of(operation.get("consumes")))
-
-
-def _unsigned(
-    description: Description, entries: Iterable[DocumentOperation]
-) -> list[DocumentOperation]:
-    """Return the operations that require the header `Authorization` as a parameter, without a security scheme."""
-    default, authorized = bool(description.document.get("security")), description.authorized
-    return [
-        entry
-        for entry in entries
-        if (id(entry.item) in authorized or id(entry.operation) in authorized)
-        and not (default if (own := entry.operation.get("security")) is None else own)
-    ]
