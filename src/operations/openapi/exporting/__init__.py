@@ -18,6 +18,7 @@ from operations._text import numbered_name
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.front.public_errors import declared_status
 from operations.openapi.exporting.components import (
+    ERROR,
     KEY,
     PLACED,
     Components,
@@ -114,7 +115,7 @@ def to_openapi(
     components: JSONObject = {
         "schemas": {"Error": _ERROR, **dict(sorted(builder.components.schemas.items()))},
         "responses": {
-            name: _error_response(text, {"$ref": "#/components/schemas/Error"})
+            name: _error_response(text, ERROR)
             for name, text in (*_SHARED.values(), ("Failed", _FAILED))
             if name in builder.responses
         },
@@ -339,7 +340,7 @@ class _Builder:
             bodies = [error.body for error in declared]
             if status in always or status in HTTP_STATUS.values() or status == 500:
                 # The status may also be used for errors that are not declared.
-                bodies.append({"$ref": "#/components/schemas/Error"})
+                bodies.append(ERROR)
             about = " ".join(error.description for error in declared)
             responses[str(status)] = _error_response(
                 about, bodies[0] if len(bodies) == 1 else {"anyOf": bodies}

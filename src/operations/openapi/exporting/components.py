@@ -44,6 +44,8 @@ from operations.specs import ErrorDefinition, OperationType
 from operations.types import JSONObject, JSONSchema
 
 PREFIX = "#/components/schemas/"
+ERROR: JSONObject = {"$ref": PREFIX + "Error"}
+"""The schema of the body of an error."""
 
 _BOUND = frozenset({
     "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveAnchor", "$recursiveRef", "$vocabulary",
@@ -414,7 +416,7 @@ def event_schema(item: JSONSchema) -> JSONObject:
 
     Generated clients try to decode a body as JSON if its schema is not a text.
     """
-    events = [_event("message", item), _event("error", _ERROR), _event("complete", {})]
+    events = [_event("message", item), _event("error", ERROR), _event("complete", {})]
     return {
         "type": "string",
         "contentMediaType": EVENT_STREAM,
@@ -429,9 +431,6 @@ def item_schema(event: JSONSchema) -> JSONSchema:
         return cast("JSONSchema", shape["anyOf"][0]["properties"]["data"]["contentSchema"])
     except (KeyError, IndexError, TypeError):
         return event
-
-
-_ERROR: JSONSchema = {"$ref": PREFIX + "Error"}
 
 
 def _event(name: str, data: JSONSchema) -> JSONObject:
