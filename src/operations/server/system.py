@@ -306,7 +306,8 @@ class Pages:
             case "POST":
                 if state.credential is None or BY_COOKIE in scope:
                     # A session cannot begin another session, or it could be renewed forever.
-                    raise CallError(ErrorCode.ACCESS_DENIED, "Send a credential to sign in")
+                    message = "Send the header `Authorization: Bearer KEY` to sign in"
+                    raise CallError(ErrorCode.ACCESS_DENIED, message)
                 cookie = (
                     b"set-cookie",
                     sessions.cookie(sessions.sign_in(state.credential), scope),
