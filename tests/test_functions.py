@@ -159,7 +159,10 @@ async def test_a_function_that_returns_an_awaitable_keeps_its_result_type() -> N
         ({"type": "read"}, "type must be one of query, mutation, subscription"),
         ({"timeout": "5s"}, "timeout must be a positive number, not '5s'"),
         ({"version": 2}, "version must be of type str, not 2"),
+        ({"title": 4}, "title must be of type str, not 4"),
         ({"description": None}, "description must be of type str, not None"),
+        ({"meta": "x"}, "meta must be of type dict, not 'x'"),
+        ({"tags": ["a", 1]}, "a tag must be of type str, not 1"),
         ({"errors": ["LATE"]}, "an error must be of type ErrorDefinition, not 'LATE'"),
         (
             {"access": {"required_scopes": ["x"]}},

@@ -192,8 +192,11 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             force_setattr(self, "error_schemas", tuple(self.error_schemas))
         typed: tuple[tuple[str, object, type], ...] = (
             ("version", self.version, str),
+            ("title", self.title or "", str),
             ("description", self.description, str),
+            ("meta", self.meta, dict),
             ("the access rule", self.access_control, AccessControl),
+            *(("a tag", tag, str) for tag in self.tags),
             *(("an error", error, ErrorDefinition) for error in self.error_schemas),
         )
         for name, value, kind in typed:
