@@ -4,12 +4,13 @@ The validator of `checking` decides whether a value is valid; this module finds 
 of steps is limited.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from operations._json import JSONValueError, is_list, is_object, short_pointer
+from operations._json import JSONValueError, is_list, is_object, object_of, short_pointer
 from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError, ErrorCode
 from operations.schema.compiling import text_test
@@ -114,7 +115,6 @@ MAX_ISSUES = 100
 _MAX_STEPS = 10_000
 """The largest number of checks of a value against a schema in one explanation."""
 
-_UNKNOWN = "is not a known property"
 _LONG = 20
 """Similar names are not suggested for objects with more properties than this."""
 
@@ -162,7 +162,11 @@ class _Walk:
             yield from self._array(site, schema, value, path)
 
     def _matches(self, site: Site, value: Any) -> bool:
-        return self._planner.plan((site,)).accepts(value)
+        return self._test(site)(value)
+
+    def _test(self, site: Site) -> Callable[[Any], bool]:
+        """Return the validator of a schema, which selects the invalid parts of a value: most parts are valid."""
+        return self._planner.plan((site,)).accepts
 
     def _in_place(
         self, site: Site, schema: JSONObject, value: Any, path: str
@@ -222,47 +226,48 @@ class _Walk:
             if name not in value:
                 yield ValidationIssue(path + short_pointer(name), "is required", "required")
         yield from self._dependencies(site, schema, value, path)
-        patterns: JSONObject = schema.get("patternProperties", {})
-        for name, item in value.items():
+        for name in filter(properties.__contains__, value):
             place = path + short_pointer(name)
-            if name in properties:
-                yield from self.issues(at(site, "properties", name), item, place)
-            matched = [pattern for pattern in patterns if text_test(pattern)(name)]
-            for pattern in matched:
-                yield from self._part(at(site, "patternProperties", pattern), item, place)
-            if "additionalProperties" in schema and name not in properties and not matched:
-                closed = schema["additionalProperties"] is False and len(value) <= _LONG
-                near = suggestion(name, properties.keys() - value.keys()) if closed else ""
-                message = f"{_UNKNOWN}{near and '.'}{near}"
-                yield from self._extra(site, "additionalProperties", item, place, message)
-            if "propertyNames" in schema:
-                for issue in self._part(at(site, "propertyNames"), name, place):
+            yield from self.issues(at(site, "properties", name), value[name], place)
+        unnamed = value.keys() - properties.keys()
+        for pattern in schema.get("patternProperties", ()):
+            matched = set(filter(text_test(pattern), value))
+            unnamed -= matched
+            yield from self._parts(site, ("patternProperties", pattern), matched, value, path)
+        if "additionalProperties" in schema:
+            yield from self._parts(site, ("additionalProperties",), unnamed, value, path)
+        if "propertyNames" in schema:
+            names = at(site, "propertyNames")
+            for name in itertools.filterfalse(self._test(names), value):
+                place = path + short_pointer(name)
+                for issue in self.issues(names, name, place):
                     yield ValidationIssue(
                         place, f"has a name that {issue.message}", "propertyNames"
                     )
         if "unevaluatedProperties" in schema:
-            known = evaluated(self._planner, site, value)
-            for name in [name for name in value if name not in known]:
-                place = path + short_pointer(name)
-                yield from self._extra(site, "unevaluatedProperties", value[name], place, _UNKNOWN)
+            rest = value.keys() - evaluated(self._planner, site, value)
+            yield from self._parts(site, ("unevaluatedProperties",), rest, value, path)
 
-    def _part(self, site: Site, item: Any, place: str) -> Iterator[ValidationIssue]:
-        """Yield the failures of one of the parts of a value that share a schema.
-
-        The validator selects the invalid parts, because most parts of a value are valid.
-        """
-        if not self._matches(site, item):
-            yield from self.issues(site, item, place)
-
-    def _extra(
-        self, site: Site, keyword: str, item: Any, place: str, message: str
+    def _parts(
+        self,
+        site: Site,
+        tokens: tuple[str, ...],
+        names: Collection[str],
+        value: JSONObject,
+        path: str,
     ) -> Iterator[ValidationIssue]:
-        """Yield the failures of a part that only `keyword` describes; `message` if it forbids such parts."""
-        rest = self._document.at(site, keyword)
-        if rest.schema is False:
-            yield ValidationIssue(place, message, keyword)
-        else:
-            yield from self._part(rest, item, place)
+        """Yield the failures of the properties that share the schema below `site`, in the order of the value."""
+        part = self._document.at(site, *tokens)
+        if part.schema is not False or "patternProperties" in tokens:
+            test = self._test(part)
+            for name in [name for name in value if name in names and not test(value[name])]:
+                yield from self.issues(part, value[name], path + short_pointer(name))
+            return
+        known = object_of(object_of(site.schema).get("properties")).keys() - value.keys()
+        for name in [name for name in value if name in names]:
+            near = suggestion(name, known) if len(value) <= _LONG else ""
+            message = f"is not a known property{near and '.'}{near}"
+            yield ValidationIssue(path + short_pointer(name), message, tokens[0])
 
     def _dependencies(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
@@ -298,9 +303,13 @@ class _Walk:
     def _items(
         self, site: Site, keyword: str, places: Sequence[int], value: list[Any], path: str
     ) -> Iterator[ValidationIssue]:
+        rest = self._document.at(site, keyword)
+        test = self._test(rest)
         for index in places:
-            place = f"{path}/{index}"
-            yield from self._extra(site, keyword, value[index], place, "is one item too many")
+            if rest.schema is False:
+                yield ValidationIssue(f"{path}/{index}", "is one item too many", keyword)
+            elif not test(value[index]):
+                yield from self.issues(rest, value[index], f"{path}/{index}")
 
     def _contains(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
