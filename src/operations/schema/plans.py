@@ -325,7 +325,7 @@ class Plan:
         return self._accepts
 
     def _has_type(self, value: Any) -> bool:
-        return self.types is None or any(has_type(value, name) for name in self.types)
+        return self.types is None or has_type(value, *self.types)
 
     @cached_property
     def is_unknown(self) -> bool:

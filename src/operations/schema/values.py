@@ -99,15 +99,17 @@ _NAMES: dict[type, tuple[str, ...]] = {
 """The JSON types of the values of each Python type."""
 
 
-def has_type(value: Any, name: Any) -> bool:
-    """Return whether a JSON value is of the type that `name` names; a float without a fraction is an integer.
+def has_type(value: Any, *names: Any) -> bool:
+    """Return whether a JSON value is of one of the types `names`; a float without a fraction is an integer.
 
     False for a name that is no JSON type: the schema may be a third party's, which is not compiled yet.
     """
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
-    if name == "integer" and kind is float:
-        return bool(value.is_integer())
-    return name in _NAMES.get(kind, ())
+    known = _NAMES.get(kind, ())
+    for name in names:  # noqa: SIM110 - a generator takes twice as long
+        if name in known or (name == "integer" and kind is float and value.is_integer()):
+            return True
+    return False
 
 
 @lru_cache
@@ -148,7 +150,7 @@ def flat_failures(schema: JSONObject, value: Any) -> Iterator[tuple[str, str]]:
 
 def _type(expected: Any, value: Any, _schema: JSONObject) -> str | None:
     names = expected if is_list(expected) else [expected]
-    if any(has_type(value, name) for name in names):
+    if has_type(value, *names):
         return None
     wanted = " or ".join(ARTICLES[name] for name in names)
     return f"must be {wanted}, not {ARTICLES[type_of(value)]}"
