@@ -665,7 +665,7 @@ def test_a_date_without_quotes_is_a_text(folder: Path) -> None:
     [
         ('{"mcpServers": // a\n /* b\n */ {"a": }\n}', "mcp.json: line 3 is not JSON"),
         ('{"mcpServers": {\n\n', "mcp.json: line 1 is not JSON: Input data was truncated"),
-        ('{"mcpServers": []}', "mcp.json: the server 'mcpServers' is not an object"),
+        ('{"mcpServers": []}', "mcp.json: 'mcpServers' is not an object"),
         ("[" * 100_000, "mcp.json: the file is nested too deeply"),
         ('{"a": "\\ud800"}', "mcp.json: the file contains a lone surrogate"),
     ],

@@ -495,7 +495,7 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
     servers: dict[str, JSONObject] = {}
     for name, entry in cast("Mapping[str, Any]", document).items():
         if not isinstance(entry, Mapping):
-            raise ValueError(f"the server {name!r} is not an object")  # noqa: TRY004 - a wrong document
+            raise ValueError(f"{name!r} is not an object")  # noqa: TRY004 - a wrong document
         entry = cast("JSONObject", entry)
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
             servers[name] = dict(entry)
