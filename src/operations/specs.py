@@ -190,7 +190,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             force_setattr(self, "tags", tuple(self.tags))
         if type(self.error_schemas) is not tuple:
             force_setattr(self, "error_schemas", tuple(self.error_schemas))
-        typed: tuple[tuple[str, object, type], ...] = (
+        _enforce_types(
             ("version", self.version, str),
             ("title", self.title or "", str),
             ("description", self.description, str),
@@ -199,11 +199,6 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             *(("a tag", tag, str) for tag in self.tags),
             *(("an error", error, ErrorDefinition) for error in self.error_schemas),
         )
-        for name, value, kind in typed:
-            # One spec with a value of another type would break every list of operations.
-            if not isinstance(value, kind):
-                problem = f"{name} must be of type {kind.__name__}, not {value!r}"
-                raise ValueError(problem)  # noqa: TRY004 - the registry adds the id to a ValueError
 
     def __hash__(self) -> int:
         return hash((self.namespace, self.name, self.version))
@@ -349,6 +344,14 @@ def _schema_from_wire(kind: type, value: Any) -> Any:
         # Specs of third parties may have invalid schemas; keep the rest of the spec.
         return from_schema(cast("JSONSchema", value), lenient=True)
     raise ValueError(f"expected a JSON Schema, got {type(value).__name__}")
+
+
+def _enforce_types(*values: tuple[str, object, type]) -> None:
+    """Raise an error for a value of another type, because one such spec would break every list of operations."""
+    for name, value, kind in values:
+        if not isinstance(value, kind):
+            problem = f"{name} must be of type {kind.__name__}, not {value!r}"
+            raise ValueError(problem)  # noqa: TRY004 - the registry adds the id to a ValueError
 
 
 def _coerce(struct: msgspec.Struct, field: str) -> None:

@@ -29,7 +29,7 @@ from operations.errors import CallError
 from operations.front import Front
 from operations.front.config import MCPServerSettings, ServerConfig
 from operations.front.http import STATE, RequestPipeline, RequestState
-from operations.front.limits import caller_key
+from operations.front.limits import Scope, caller_key
 from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of, outbound_of
 from operations.mcp.serving.app import MCPApp, bounded_stdio
@@ -139,8 +139,11 @@ class RegistryServer(Server[None]):
             lean: Serve plain requests without the SDK.
         """
         identify = self._settings.identify
-        resolve = None if identify is None else lambda scope: identify(Request(scope))
-        pipeline = RequestPipeline(self.front, resolve)
+
+        def resolve(scope: Scope) -> Any:
+            return identify and identify(Request(scope))
+
+        pipeline = RequestPipeline(self.front, None if identify is None else resolve)
         return MCPApp(
             self, self.service, pipeline, path=path, hosts=hosts, origins=origins, lean=lean
         )

@@ -98,8 +98,8 @@ def attempt(convert: Converter, value: Any, *, is_located: bool = False) -> Any:
         details: Callable[..., list[JSONObject]] | None = getattr(error, "errors", None)
         if details is None:
             # The validators of attrs raise errors with further arguments, such as the value.
-            is_extended = len(error.args) > 1 and type(error).__str__ is Exception.__str__
-            text = str(error.args[0] if is_extended else error)
+            first, *more = error.args or ("",)
+            text = str(first if more and type(error).__str__ is Exception.__str__ else error)
             raise ConversionError(_without_texts_of(value, text) or type(error).__name__) from error
         # pydantic's own text spans lines and ends in links.
         failures = details(include_url=False, include_context=False, include_input=False)
