@@ -1152,6 +1152,9 @@ def test_a_program_with_a_space_in_its_path_is_beside_the_file(tmp_path: Path) -
         ({"auth": {"type": "bearer"}}, "auth: bearer needs a token"),
         ({"credentials": {"key": {}}}, "credentials.key needs exactly one of: token; "),
         ({"tiemout": 5}, "config: there is no field 'tiemout'."),
+        ({"timeout": [1]}, "timeout may not be a list."),
+        ({"pagination": {"list": {"kind": "links"}}}, "pagination.list.kind must be one of link, "),
+        ({"pagination": {"list": {}}}, "pagination.list.kind must be one of link, "),
     ],
 )
 def test_an_error_in_a_mapping_names_its_key(entry: dict[str, Any], message: str) -> None:

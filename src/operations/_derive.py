@@ -116,7 +116,7 @@ class Key(NamedTuple):
         return _UNION[str, found] if self.may_be_written else found
 
 
-class InvalidKeyError(ValueError):
+class ConfigKeyError(ValueError):
     """Raised for a table that does not match a config class.
 
     Attributes:
@@ -133,13 +133,13 @@ def field_of(error: ValueError) -> str:
     return str(error).partition(" ")[0].rstrip(":")
 
 
-def located(error: ValueError, path: KeyPath, table: Mapping[str, Any]) -> InvalidKeyError:
+def located(error: ValueError, path: KeyPath, table: Mapping[str, Any]) -> ConfigKeyError:
     """Return an error of a config class with its location: the rejected key, or else the table."""
     key, text = field_of(error), str(error)
     end = "" if text.endswith("?") else "."
     if key in table:
-        return InvalidKeyError((*path, key), text.partition(" ")[2] + end)
-    return InvalidKeyError(path, f"cannot be used: {text}{end}")
+        return ConfigKeyError((*path, key), text.partition(" ")[2] + end)
+    return ConfigKeyError(path, f"cannot be used: {text}{end}")
 
 
 # ------------------------------------------------------------ types of the file
@@ -358,7 +358,7 @@ class Builder(NamedTuple):
         """Return the values for the fields of a class; their names may be written in camelCase.
 
         Raises:
-            InvalidKeyError: If a field is unknown, or a nested table does not match a class.
+            ConfigKeyError: If a field is unknown, or a nested table does not match a class.
             ValueError: If a nested class rejects a value.
         """
         keys, found = keys_of(cls), dict[str, Any]()
@@ -367,7 +367,7 @@ class Builder(NamedTuple):
             if name not in keys:
                 where = ".".join(map(str, path)) or "config"
                 message = f"{where}: there is no field {key!r}.{suggestion(name, keys)}"
-                raise InvalidKeyError((*path, key), message)
+                raise ConfigKeyError((*path, key), message)
             found[name] = self.value(
                 keys[name].annotation, value, (*path, name), is_secret=keys[name].is_secret
             )
@@ -383,7 +383,7 @@ class Builder(NamedTuple):
         if isinstance(value, list):
             items = [get_args(each)[0] for each in options if get_origin(each) in _SEQUENCES]
             if not items:
-                raise InvalidKeyError(path, f"{'.'.join(map(str, path))} may not be a list")
+                raise ConfigKeyError(path, "may not be a list.")
             (item,) = items
             return tuple(
                 self.value(item, each, (*path, number), is_secret=is_secret)
@@ -428,11 +428,13 @@ class Builder(NamedTuple):
         elif len(classes) == 1:
             cls = classes[0]
         else:
-            cls = kinds_of(classes)[table["kind"]]
-            table = {key: value for key, value in table.items() if key != "kind"}
+            kinds = kinds_of(classes)
+            cls = kinds.get(str(table.pop("kind", "")))
+            if cls is None:
+                raise ConfigKeyError((*path, "kind"), f"must be one of {', '.join(kinds)}.")
         fields = self.fields(cls, table, path)
         if missing := [key for key in _required(cls) if key not in fields]:
-            raise InvalidKeyError((*path, missing[0]), "is missing.")
+            raise ConfigKeyError((*path, missing[0]), "is missing.")
         try:
             return cls(**fields)
         except ValueError as error:
@@ -445,19 +447,19 @@ def _best_class(
     """Return the class that the keys of a table select.
 
     Raises:
-        InvalidKeyError: If none has all the keys, or some are missing. It also names the keys of a secret.
+        ConfigKeyError: If none has all the keys, or some are missing. It also names the keys of a secret.
     """
     fitting = [cls for cls in classes if table.keys() <= keys_of(cls).keys()]
     if not fitting or not table:
         ways = [", ".join(_required(cls) or keys_of(cls)) for cls in classes]
-        raise InvalidKeyError(path, f"needs exactly one of: {'; '.join([*secret_keys, *ways])}.")
+        raise ConfigKeyError(path, f"needs exactly one of: {'; '.join([*secret_keys, *ways])}.")
     missing = {cls: [key for key in _required(cls) if key not in table] for cls in fitting}
     best = min(fitting, key=lambda cls: (len(missing[cls]), -len(_required(cls))))
     if missing[best]:
         partner = next(iter(table))
         others = [keys[0] for cls, keys in missing.items() if cls is not best and len(keys) == 1]
         instead = f" Or give {' or '.join(others)}." if others else ""
-        raise InvalidKeyError(
+        raise ConfigKeyError(
             (*path, missing[best][0]), f"is missing: it is required with {partner}.{instead}"
         )
     return best

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from operations._derive import (
     Builder,
-    InvalidKeyError,
+    ConfigKeyError,
     Secret,
     field_of,
     keys_of,
@@ -320,7 +320,7 @@ def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
 
     def reveal(secret: Secret, where: Path) -> str:
         for wrong, message in _secret(secret, where):
-            raise InvalidKeyError(wrong, message)
+            raise ConfigKeyError(wrong, message)
         secrets.add(where[len(path)])
         return "secret"
 
@@ -329,7 +329,7 @@ def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
         named |= {"id": path[-1]} if isinstance(entry, model.KeyEntry) else {}
         try:
             cls(**Builder(reveal, folder.joinpath).fields(cls, entry.of(cls), path), **named)
-        except InvalidKeyError as error:
+        except ConfigKeyError as error:
             yield error.path, str(error)
         except ValueError as error:
             if not isinstance(error.__context__, OSError) and not secrets & {field_of(error)}:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from msgspec import Meta
 
-from operations._derive import Builder, InvalidKeyError, field_of
+from operations._derive import Builder, ConfigKeyError, field_of
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
 from operations._proxies import ConnectionConfig
@@ -370,7 +370,7 @@ class HTTPServiceConfig(ConnectionConfig):
         """
         try:
             fields = Builder().fields(cls, entry)
-        except InvalidKeyError as error:
+        except ConfigKeyError as error:
             if field_of(error) + ":" == str(error).partition(" ")[0]:
                 raise
             raise ValueError(f"{'.'.join(map(str, error.path))} {error}") from None
@@ -392,7 +392,7 @@ def credential_of(given: Any) -> Any:
         given = {"username": username, "password": password}
     try:
         found = Builder().value(Credential, given)
-    except InvalidKeyError as error:
+    except ConfigKeyError as error:
         raise ValueError(f"a credential or login {error}") from None
     if not found or not (isinstance(found, (str, BasicCredential, OAuthClient)) or callable(found)):
         raise ValueError("a credential is text, a pair, a mapping or a function, and is not empty")
