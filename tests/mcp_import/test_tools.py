@@ -72,6 +72,19 @@ async def test_a_text_that_is_not_a_regular_expression_is_omitted_from_a_schema(
     }
 
 
+@pytest.mark.requirement("R52")
+async def test_keywords_that_are_null_are_omitted_from_a_schema() -> None:
+    """Servers in Go write null for an empty list or map."""
+    item = {"type": ["string", "null"], "enum": None, "const": None, "default": None}
+    schema = {"type": "object", "properties": {"a": item}, "required": None}
+    output = {"type": "object", "properties": None}
+    spec = (await specs_of({**READ, "inputSchema": schema, "outputSchema": output}))["read"]
+
+    kept = {"type": ["string", "null"], "const": None, "default": None}
+    assert spec.input_schema.document == {"type": "object", "properties": {"a": kept}}
+    assert spec.output_schema.document == {"type": "object"}
+
+
 @pytest.mark.requirement("R26")
 async def test_hints_of_a_server_are_ignored_unless_it_is_trusted() -> None:
     doubted = (await specs_of(READ))["read"]

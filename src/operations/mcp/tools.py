@@ -260,14 +260,27 @@ def build_spec(tool: JSONObject, source: ServerAccess) -> OperationSpec:
     return config.guarded(spec)
 
 
+_NULLABLE: Final = frozenset({"const", "default"})
+"""Keywords whose value may be null."""
+
+
 def _schema(document: Any) -> Schema:
     if not isinstance(document, (dict, bool)):
         return Schema({})
     schema = cast("JSONSchema", document)
-    # Searching the text is much faster than a copy, and few schemas have patterns.
-    if b'"pattern' in msgspec.json.encode(schema):
-        schema = rewritten(schema, drop_invalid_patterns)
+    text = msgspec.json.encode(schema)
+    # Searching the text is much faster than a copy, and few schemas have patterns or nulls.
+    if b'"pattern' in text or b":null" in text:
+        schema = rewritten(schema, _drop_invalid_keywords)
     return from_schema(schema, lenient=True)
+
+
+def _drop_invalid_keywords(schema: JSONObject) -> None:
+    """Remove invalid patterns and nulls: servers in Go write `"required": null` for an empty list."""
+    drop_invalid_patterns(schema)
+    for keyword in [key for key, value in schema.items() if value is None]:
+        if keyword not in _NULLABLE:
+            del schema[keyword]
 
 
 def _text(value: Any) -> str | None:
