@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from operations._json import object_of
 from operations._resilience import TimeLimit
 from operations.access import Identity
 from operations.channel import NOTHING
@@ -36,6 +35,9 @@ _BLOCKS_SINCE: Final = {"audio": "2025-03-26", "resource_link": "2025-06-18"}
 """The revisions that introduced types of blocks."""
 
 _LATEST_BLOCK: Final = max(_BLOCKS_SINCE.values())
+
+_PROTOCOL_KEYS: Final = ("io.modelcontextprotocol/", "progressToken")
+"""Beginnings of the keys in the `_meta` of most requests, which concern only this connection."""
 
 
 class MCPCaller(msgspec.Struct, frozen=True):
@@ -68,14 +70,16 @@ class MCPCaller(msgspec.Struct, frozen=True):
         state: RequestState,
         protocol_version: str,
         capabilities: Mapping[str, Any],
-        meta: Any,
+        meta: Mapping[str, Any] | None,
     ) -> "MCPCaller":
         """Return the client that sent an HTTP request with this `_meta`.
 
         The trace context in `_meta` takes precedence over that in the headers.
         """
         context = state.context
-        trace = trace_context(object_of(meta)) if meta else NOTHING
+        sent = trace = NOTHING
+        if meta and not all(key.startswith(_PROTOCOL_KEYS) for key in meta):
+            sent, trace = sent_meta(meta), trace_context(meta)
         return cls(
             state.identity,
             protocol_version,
@@ -84,7 +88,7 @@ class MCPCaller(msgspec.Struct, frozen=True):
             state.caller,
             context.request_id,
             {**context.metadata, **trace} if trace else context.metadata,
-            sent_meta(meta) if meta else NOTHING,
+            sent,
             context.deadline if b"operations-timeout" in state.headers else None,
         )
 

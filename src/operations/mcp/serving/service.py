@@ -241,8 +241,8 @@ class Service:
         except CallError as error:
             return tool.failure(error, context.request_id, expose=caller.front.expose_errors)
         result = tool.result(envelope, modern=caller.modern)
-        if is_imported(spec):
-            publish_addresses(result["content"], spec.namespace, self.catalog.addresses)
+        if tool.source is not None:
+            publish_addresses(result["content"], tool.source, self.catalog.addresses)
         return result
 
     async def _collect(

@@ -64,6 +64,7 @@ class Tool:
         self.spec = spec
         self.operation = operation
         self.id = spec.id
+        self.source = spec.namespace if codec.is_imported(spec) else None
         self._budget = budget
         self._always_fits = always_fits
         self._wires: dict[bool, JSONObject] = {}
