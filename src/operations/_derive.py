@@ -383,7 +383,7 @@ class Builder(NamedTuple):
         if isinstance(value, list):
             items = [get_args(each)[0] for each in options if get_origin(each) in _SEQUENCES]
             if not items:
-                raise ConfigKeyError(path, "may not be a list.")
+                raise ConfigKeyError(path, f"{'.'.join(map(str, path))} may not be a list.")
             (item,) = items
             return tuple(
                 self.value(item, each, (*path, number), is_secret=is_secret)

@@ -371,9 +371,10 @@ class HTTPServiceConfig(ConnectionConfig):
         try:
             fields = Builder().fields(cls, entry)
         except ConfigKeyError as error:
-            if field_of(error) + ":" == str(error).partition(" ")[0]:
+            place = ".".join(map(str, error.path))
+            if str(error).startswith((f"{field_of(error)}:", place)):
                 raise
-            raise ValueError(f"{'.'.join(map(str, error.path))} {error}") from None
+            raise ValueError(f"{place} {error}") from None
         if not isinstance(fields.get("namespace"), str):
             raise ValueError("config: namespace is missing")  # noqa: TRY004 - as the others
         return cls(**fields)
