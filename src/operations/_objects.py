@@ -9,11 +9,11 @@ Rule 2: the result is checked afterwards, because NaN, lone surrogates and deep 
 import dataclasses
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from operations._json import JSON_TYPES, lift
+from operations._json import JSON_TYPES, is_list, lift
 
 _MAX_CLASSES = 10_000
 """How many classes are cached."""
@@ -21,7 +21,12 @@ _MAX_CLASSES = 10_000
 _exact: dict[type, bool] = {}
 
 
-def _holds_objects(value: Any) -> bool:
+pack_objects = msgspec.msgpack.Encoder(enc_hook=lift).encode
+"""Encode dataclasses and structs that `holds_objects` accepts as MessagePack, which distinguishes bytes and aware
+datetimes from text."""
+
+
+def holds_objects(value: Any) -> bool:
     """Return whether `value` is an object, or a list of objects, that can be converted in C."""
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is list:
@@ -31,9 +36,15 @@ def _holds_objects(value: Any) -> bool:
     return kind not in JSON_TYPES and _is_exact(kind)
 
 
+def holds_models(value: Any) -> bool:
+    """Return whether `value` is an instance of a pydantic type, or a list that begins with one."""
+    kind: Any = type(value[0] if is_list(value) else value)  # pyright: ignore[reportUnknownVariableType]
+    return hasattr(kind, "__pydantic_serializer__")
+
+
 def without_objects(value: Any) -> Any:
-    """Return an object, or a list of objects, as builtins if possible, and any other value unchanged."""
-    if not _holds_objects(value):
+    """Return an object, or a list of objects, as new builtins if possible, and any other value unchanged."""
+    if not holds_objects(value):
         return value
     try:
         dumped = _dumped_models(value)
@@ -45,12 +56,11 @@ def without_objects(value: Any) -> Any:
 
 def _dumped_models(value: Any) -> Any:
     """Return a pydantic model, or a list of instances of one, as fresh JSON; None for other values."""
-    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
-    cls: Any = type(cast("list[Any]", value)[0]) if kind is list else kind  # pyright: ignore[reportUnknownVariableType]
-    if not hasattr(cls, "__pydantic_serializer__"):
+    if not holds_models(value):
         return None
-    if kind is not list:
-        return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+    if not is_list(value):
+        return value.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+    cls: Any = type(value[0])  # pyright: ignore[reportUnknownVariableType]
     # A type of pydantic that is not a model, such as a secret, has a serializer only.
     if len(set(map(type, value))) > 1 or not hasattr(cls, "__pydantic_core_schema__"):
         return None

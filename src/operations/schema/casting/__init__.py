@@ -146,7 +146,7 @@ class Normaliser:
 
     def _find_types(self) -> "_Quick | None":
         """Return the quick pass by msgspec types, if the document is simple enough."""
-        typed = self._caches.quick.typed(self._root)
+        typed = self._caches.quick.typed(self._root, is_root=True)
         if typed is None or typed.shape.depth == 0:
             return None
         shape = typed.shape

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from msgspec import json, msgpack
+from msgspec import ValidationError, json, msgpack
 
 from operations._json import MAX_DEPTH, SCALARS, Path, as_json, kind_of, to_json
-from operations._objects import without_objects
+from operations._objects import holds_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import NeedsRepair, Pass, applied, placed
@@ -44,11 +44,17 @@ class StrippingPass(Pass):
         self._typed: dict[Plan, TypedStrip | None] = {}
         self._candidates: dict[tuple[Plan, str], list[list[tuple[Site, Plan]]]] = {}
 
-    def typed(self, plan: Plan) -> "TypedStrip | None":
-        """Return the pass of a simple plan by a msgspec type; None for other plans."""
+    def typed(self, plan: Plan, *, is_root: bool = False) -> "TypedStrip | None":
+        """Return the pass of a simple plan by a msgspec type; None for other plans.
+
+        Args:
+            plan: The plan.
+            is_root: Whether it casts whole values, which may be objects.
+        """
         shape = self._shaper.shape(plan)
         with suppress(TypeError, ValueError):  # msgspec does not support the type.
-            return None if shape is None else TypedStrip(shape)
+            closed = self._closed.shape(plan) if is_root else None
+            return None if shape is None else TypedStrip(shape, closed)
         return None
 
     def check_text(self, plan: Plan) -> Callable[[bytes], Any] | None:
@@ -130,6 +136,7 @@ class TypedStrip:
 
     Args:
         shape: The type.
+        closed: The type of values that need no change, if it is known.
 
     Attributes:
         shape: The type.
@@ -139,9 +146,12 @@ class TypedStrip:
         TypeError, ValueError: If msgspec does not support the type.
     """
 
-    def __init__(self, shape: PlanType) -> None:
+    def __init__(self, shape: PlanType, closed: PlanType | None = None) -> None:
         self.shape = shape
         self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
+        self._check = None if closed is None else msgpack.Decoder(closed.type).decode
+        self._packs = True
+        """Whether objects are packed directly; False after one with a special type, such as an aware datetime."""
 
     def strip(self, value: Any) -> tuple[Any, bool]:
         """Return a value stripped and filled, and whether that changed it.
@@ -151,10 +161,34 @@ class TypedStrip:
         """
         finish, must_finish = self.shape.finish, self.shape.must_finish
         try:
-            value = without_objects(value)
+            if type(value) is not dict and holds_objects(value):
+                if self._packs and not holds_models(value):
+                    packed = pack_objects(value)
+                    try:
+                        result = self.decode(packed)
+                    except ValidationError:
+                        self._packs = False
+                    else:
+                        differs = pack(result) != packed
+                        if must_finish and finish is not None:
+                            differs = finish([result], [result]) or differs
+                        return result, differs
+                value = without_objects(value)
+                if self._is_clean(value):
+                    return value, False
             result = self.decode(pack(value))
             if finish is None or (not must_finish and is_unchanged(value, result)):
                 return result, False
             return result, finish([value], [result])
         except REFUSALS:
             raise NeedsRepair from None
+
+    def _is_clean(self, value: Any) -> bool:
+        """Return whether a value is known to need no change."""
+        if self._check is None:
+            return False
+        try:
+            self._check(pack(value))
+        except ValidationError:
+            return False
+        return True
