@@ -35,8 +35,8 @@ _MOST_DIGITS: Final = 4300
 _LEVELS: Final = MAX_DEPTH + 10
 """The levels of a repaired message. An entry with more than `MAX_DEPTH` is skipped; its remainder is not needed."""
 
-_MOST_FAULTS: Final = 100
-"""The largest number of faults in one handshake that are repaired; to read more would block the event loop."""
+_MOST_ERRORS: Final = 100
+"""The largest number of errors in one handshake that are repaired; to read more would block the event loop."""
 
 
 def read_message(text: bytes) -> JSONRPCMessage:
@@ -99,7 +99,7 @@ def mended(result: JSONObject, model: type[Result]) -> JSONObject:
     try:
         model.model_validate(result)
     except ValidationError as error:
-        if error.error_count() > _MOST_FAULTS:
+        if error.error_count() > _MOST_ERRORS:
             return result
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             # A field may already be gone with the object that contained it.
