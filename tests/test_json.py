@@ -8,8 +8,6 @@ import ipaddress
 import json
 import os
 import re
-import subprocess
-import sys
 import tracemalloc
 import uuid
 from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
@@ -660,94 +658,3 @@ def test_counting_stops_beyond_the_limit(value: Any, most: int) -> None:
     exact = count_values(value, 10**9)
 
     assert min(count_values(value, most), most + 1) == min(exact, most + 1)
-
-
-def test_garbage_is_collected_however_often_the_collector_is_paused() -> None:
-    # In another process, because pytest has frozen the objects of this one.
-    code = """
-import gc
-from operations._decoding import gc_paused
-
-most, kept = 0, []
-for _ in range(40):
-    with gc_paused():
-        kept = [[] for _ in range(20_000)]
-        for one in kept:
-            one.append(one)
-    most = max(most, len(gc.get_objects()))
-print(most)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert int(run.stdout) < 400_000
-
-
-def test_a_first_document_is_not_collected_although_a_quick_block_came_before() -> None:
-    code = """
-import gc
-from operations._decoding import gc_paused
-
-with gc_paused(collects=False):
-    pass
-before = gc.get_stats()[2]["collections"]
-with gc_paused():
-    kept = [[] for _ in range(50_000)]
-print(gc.get_stats()[2]["collections"] - before)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert run.stdout.strip() == "0"
-
-
-def test_objects_that_the_application_has_frozen_stay_frozen_and_are_counted_once() -> None:
-    code = """
-import gc
-from operations._decoding import gc_paused
-
-gc.freeze()
-frozen, counted, count = gc.get_freeze_count(), 0, gc.get_freeze_count
-
-def counting():
-    global counted
-    counted += 1
-    return count()
-
-gc.get_freeze_count = counting
-for collects in (True, False, True):
-    with gc_paused(collects=collects):
-        kept = [[] for _ in range(50_000)]
-print(frozen - count() < 100, counted)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert run.stdout.split() == ["True", "1"]
-
-
-def test_garbage_of_quick_blocks_is_collected_by_slow_ones() -> None:
-    # As in a hub that reads small documents again and again, each with a first call.
-    code = """
-import gc
-from operations._decoding import gc_paused
-
-most = 0
-for _ in range(300):
-    with gc_paused():
-        kept = [[] for _ in range(500)]
-        for one in kept:
-            one.append(one)
-    with gc_paused(collects=False):
-        pass
-    most = max(most, len(gc.get_objects()))
-print(most)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert int(run.stdout) < 75_000

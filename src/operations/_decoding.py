@@ -1,41 +1,16 @@
-"""Decode JSON text within limits, with the garbage collector paused for large texts.
+"""Decode JSON text within limits.
 
 Rule 1: JSON text from outside is decoded by `decode_json`, or by another decoder after `enforce_bounds`. Both check the
         number of bytes and values and the depth before they build any object.
 """
 
-import gc
 import re
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from itertools import accumulate
-from threading import RLock
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from operations._json import LONE_SURROGATE, MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
-
-ValueT = TypeVar("ValueT")
-
-LARGE = 64 * 1024
-"""Size in bytes from which decoding pauses the garbage collector."""
-
-
-def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
-    """Decode with a msgspec decoder.
-
-    The garbage collector is paused for a large text: none of the new objects is garbage, and scanning them repeatedly
-    takes several times as long as building them.
-    """
-    if len(raw) < LARGE or not gc.isenabled():
-        return decode(raw)
-    gc.disable()
-    try:
-        return decode(raw)
-    finally:
-        gc.enable()
-
 
 _ESCAPED_HALF: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
@@ -69,7 +44,7 @@ def decode_bounded(raw: bytes) -> Any:
         JSONValueError: If the text is not JSON.
     """
     try:
-        return build_from(_decode, raw)
+        return _decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         # The decoder's own message calls a text with a lone surrogate truncated.
         reason = LONE_SURROGATE if _ESCAPED_HALF.search(raw) else f"is not JSON: {error}"
@@ -195,75 +170,3 @@ def _enforce_depth(raw: bytes, max_depth: int) -> None:
             return
     if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
         raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")
-
-
-# ------------------------------------------------------------ the garbage collector
-
-_MANY = 10_000
-"""The least number of new objects to move to the oldest generation of the garbage collector."""
-
-
-@contextmanager
-def gc_paused(*, collects: bool = True) -> Generator[None]:
-    """Pause the garbage collector while long-lived objects are created, for example from a document.
-
-    With tens of thousands of new objects, each collection would scan every object of the process and block the
-    interpreter for longer than the work itself takes.
-
-    Args:
-        collects: Whether a full collection may run at the end; False for a call that must be quick.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            with _collector.lock:
-                _collector.age(collects=collects)
-            gc.enable()
-
-
-class _Collector:
-    """Moves many new objects to the oldest generation, so that young collections do not scan them.
-
-    The interpreter does not count objects that are moved this way, so this class decides when a full collection is due:
-    as in the interpreter, when a quarter of the objects are new. A collection that is due waits for a block that may
-    be slow.
-    """
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        """Held while objects are frozen for a moment, so that no other thread attributes them to the application."""
-        self._aged = 0
-        """Objects moved to the oldest generation since the last full collection."""
-        self._limit = 0
-        """Moved objects with which a full collection is due; 0 before the first block that may be slow moves many."""
-        self._is_off = False
-        """Whether the application has frozen objects, which this class would unfreeze."""
-
-    def age(self, *, collects: bool) -> None:
-        # The interpreter counts frozen objects one by one, so they are counted only until there are some.
-        self._is_off = self._is_off or gc.get_freeze_count() > 0
-        if self._is_off:
-            return
-        new = gc.get_count()[0]
-        if new >= _MANY or not collects:
-            # Objects that survived one collection are moved as well.
-            self._aged += new + len(gc.get_objects(1))
-            gc.freeze()
-            gc.unfreeze()
-        if not collects or self._aged < max(self._limit, _MANY):
-            return
-        if not self._limit:
-            # The first objects are all still in use, so no collection is needed. Counting every object takes too long.
-            self._limit = self._aged
-        else:
-            gc.collect()
-            gc.freeze()
-            self._limit = max(gc.get_freeze_count() // 4, _MANY)
-            gc.unfreeze()
-        self._aged = 0
-
-
-_collector = _Collector()

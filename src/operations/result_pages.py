@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec.structs import replace
 
-from operations._decoding import build_from
 from operations._json import is_list, is_object, list_of, pointer
 from operations.access import UNGRANTED
 from operations.context import OperationContext, may_call
@@ -93,7 +92,7 @@ class ResultPages:
         if not is_large:
             return envelope
         # Copy the result, because the operation may change the object that it returned.
-        value = build_from(_decode, raw)
+        value = _decode(raw)
         pages = list[bytes]()
         left = MAX_CALLER_BYTES
         secret = token_urlsafe(16)

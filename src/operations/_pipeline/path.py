@@ -480,8 +480,7 @@ def _finish_described(
     if schema is None or type(plain.data) is bytes:
         return proper(plain)
     if schema.casts_slowly:
-        with schema.first_cast():
-            return _finish_described(envelope, operation_id, policy, log)
+        schema.begin_casts()
     # No policy replaces text that was received instead of JSON.
     used: OutputPolicy = "cast" if envelope.is_raw and policy == "create" else policy
     compiled = None if used == "off" else _compiled(operation_id, schema)

@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 
 import msgspec
 
-from operations._decoding import build_from, enforce_bounds
+from operations._decoding import enforce_bounds
 from operations._json import (
     MAX_DEPTH,
     MAX_REQUEST_VALUES,
@@ -387,11 +387,11 @@ def read_event(
     if rejected is not None:
         return rejected
     try:
-        return event or build_from(_decode, body)
+        return event or _decode(body)
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
-        return build_from(_read_newer, body)
+        return _read_newer(body)
     except (ValueError, RecursionError):
         return _salvage(body, reason)
 

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from operations._decoding import build_from, decode_json, enforce_bounds
+from operations._decoding import decode_json, enforce_bounds
 from operations._json import (
     MAX_DEPTH,
     MAX_DOCUMENT_DEPTH,
@@ -168,7 +168,7 @@ class SpecDecoder:
         raw = line.encode()
         # A definition is three levels below its line.
         enforce_bounds(raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH + 3)
-        entry = build_from(_read_entry, raw)
+        entry = _read_entry(raw)
         for scope, definitions in entry.definitions.items():
             self._count(_HELD * (1 + len(definitions)))
             self._scopes.setdefault(scope, _Definitions()).add(definitions)

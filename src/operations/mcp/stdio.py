@@ -33,7 +33,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest
 
-from operations._decoding import build_from, enforce_bounds
+from operations._decoding import enforce_bounds
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig
 from operations.mcp.failures import EDGE, Kind, answered_id, id_at_edge, seal
@@ -403,7 +403,7 @@ async def _message(line: bytes, child: Child) -> SessionMessage | None:
 
 
 def _decoded(line: bytes) -> SessionMessage:
-    return SessionMessage(build_from(read_message, line))
+    return SessionMessage(read_message(line))
 
 
 def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> SessionMessage | None:

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from operations._decoding import LARGE, build_from
 from operations._hosts import joined_url, normal_url, origin_of
 from operations._json import canonical, is_list, is_object, object_of
 from operations.context import OperationContext
@@ -249,10 +248,7 @@ class Endpoint:
         described = expected.found.get(key) or expected.find(*key)
         schema = described.listed if described.is_stream else described.schema
         is_clean = not described.is_open and self._is_clean(content, described)
-        if is_clean:
-            data = _decode(content) if len(content) < LARGE else build_from(_decode, content)
-        else:
-            data = self._data(response, described)
+        data = _decode(content) if is_clean else self._data(response, described)
         meta = meta_of(response, response.secrets)
         is_clean = is_clean or described.is_open
         return DescribedEnvelope(data, meta, schema, size=len(content), is_clean=is_clean)

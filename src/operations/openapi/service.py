@@ -14,7 +14,6 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
-from operations._decoding import gc_paused
 from operations._hosts import TrustedHosts
 from operations._json import LONE_SURROGATE, is_list, is_object, text_of
 from operations._text import counted, without_secrets
@@ -226,12 +225,11 @@ def _limits(config: HTTPServiceConfig) -> DocumentLimits:
 def _import(
     bundle: Bundle, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
-    with gc_paused():
-        try:
-            importer = Importer(bundle, config, address=address, source=source)
-            operations = importer.operations()
-            return OpenAPIService(operations, importer.description, importer.client)
-        except DocumentError as error:
-            if source is None:
-                raise
-            raise DocumentError(f"{shown_location(source)}: {error}") from None
+    try:
+        importer = Importer(bundle, config, address=address, source=source)
+        operations = importer.operations()
+        return OpenAPIService(operations, importer.description, importer.client)
+    except DocumentError as error:
+        if source is None:
+            raise
+        raise DocumentError(f"{shown_location(source)}: {error}") from None

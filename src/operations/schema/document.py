@@ -5,11 +5,9 @@ Rule 2: a third-party document that cannot be compiled is treated as an empty sc
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from operations._decoding import gc_paused
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     JSONValueError,
@@ -204,15 +202,12 @@ class Schema:
 
     @property
     def casts_slowly(self) -> bool:
-        """Whether the next cast may be slow and should run in a thread, inside `first_cast`."""
+        """Whether the next cast may be slow and should run in a thread, after `begin_casts`."""
         return self._shared is not None and not hasattr(self, "_is_cast")
 
-    @contextmanager
-    def first_cast(self) -> Generator[None]:
-        """A block for the first cast, which creates the plans of all definitions that the data reaches."""
+    def begin_casts(self) -> None:
+        """Note the first cast, which creates the plans of all definitions that the data reaches."""
         self._is_cast = True
-        with gc_paused(collects=False):
-            yield
 
     @property
     def check_text(self) -> Callable[[bytes], Any] | None:
@@ -237,8 +232,7 @@ class Schema:
         compiled = self._compiled
         if compiled is None:
             try:
-                with nullcontext() if self._shared is None else gc_paused(collects=False):
-                    compiled = self._compile()
+                compiled = self._compile()
             except RecursionError:
                 raise SchemaError("the schema nests too deeply to be compiled") from None
             self._compiled = compiled

@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from threading import Lock
 from typing import Any, cast
 
 import uvicorn
@@ -126,6 +127,10 @@ class _GracefulServer(uvicorn.Server):
         pipeline = _pipeline_of(app)
         self._streams = OpenStreams() if pipeline is None else pipeline.front.open_streams
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with _filtered_logs():
+            await super().serve(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._streams.close(GRACE)
         loop = asyncio.get_running_loop()
@@ -197,8 +202,6 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
                 "pass identity= to create_app, or public=True"
             )
         logger.warning("listening on %s without authentication", host)
-    _uvicorn_logger.addFilter(_is_notable)
-    _asyncio_logger.addFilter(_summarize_accept_failure)
     return uvicorn.Config(
         app,
         host=host,
@@ -209,7 +212,6 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         ws_per_message_deflate=False,
         ws_max_size=limits.body_bytes,
         ws_ping_interval=heartbeat,
-        access_log=False,
         log_config=None,
         server_header=False,
         ssl_certfile=config.certificate,
@@ -220,6 +222,30 @@ def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         timeout_graceful_shutdown=GRACE,
         backlog=_BACKLOG,
     )
+
+
+_filtering = Lock()
+_serving = 0
+"""The number of running servers of this process."""
+
+
+@contextmanager
+def _filtered_logs() -> Generator[None]:
+    """Filter the logs of uvicorn and asyncio while a server runs; afterwards they belong to the application alone."""
+    global _serving  # noqa: PLW0603
+    with _filtering:
+        _serving += 1
+        # The same filter is not added twice.
+        _uvicorn_logger.addFilter(_is_notable)
+        _asyncio_logger.addFilter(_summarize_accept_failure)
+    try:
+        yield
+    finally:
+        with _filtering:
+            _serving -= 1
+            if not _serving:
+                _uvicorn_logger.removeFilter(_is_notable)
+                _asyncio_logger.removeFilter(_summarize_accept_failure)
 
 
 def _is_notable(record: logging.LogRecord) -> bool:

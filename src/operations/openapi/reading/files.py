@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from operations._decoding import decode_json, gc_paused
+from operations._decoding import decode_json
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
@@ -312,10 +312,7 @@ def decode_document(raw: bytes) -> Any:
             break
     if raw.lstrip()[:1] in (b"{", b"["):
         try:
-            with gc_paused():
-                return decode_json(
-                    raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH
-                )
+            return decode_json(raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
         except JSONLimitError as error:
             raise DocumentError(error.reason) from None
         except JSONValueError:
@@ -323,8 +320,7 @@ def decode_document(raw: bytes) -> Any:
     from operations.openapi.reading.yaml import decode_yaml  # noqa: PLC0415 - needs an extra
 
     try:
-        with gc_paused():
-            return decode_yaml(raw.decode())
+        return decode_yaml(raw.decode())
     except UnicodeDecodeError:
         raise DocumentError("not UTF-8 text") from None
     except RecursionError:
