@@ -188,7 +188,9 @@ class Importer:
         self, bundle: Bundle, config: HTTPServiceConfig, *, address: str | None, source: str | None
     ) -> None:
         self._config = config
-        self.description = description = Description(bundle.document, bundle.missing, address)
+        self.description = description = Description(
+            bundle.document, bundle.missing, address, bundle.memory
+        )
         if config.files_root is not None:
             description.schemas.files_root = FilesRoot(config.files_root)
         schemes = description.reader.security_schemes()

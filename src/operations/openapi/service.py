@@ -31,6 +31,7 @@ from operations.openapi.reading.files import (
     bundle_urls,
     shown_location,
 )
+from operations.openapi.reading.memory import MemoryBudget
 from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
@@ -130,10 +131,10 @@ def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -
             "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
         )
     try:
-        _encode_texts(document)
+        size = _encoded_size(document)
     except UnicodeEncodeError:
         raise DocumentError(f"the document {LONE_SURROGATE}") from None
-    return _import(Bundle(document), _config(config), None, None)
+    return _import(Bundle(document, memory=MemoryBudget(size)), _config(config), None, None)
 
 
 async def from_openapi_file(
@@ -192,26 +193,29 @@ async def from_openapi_url(
     return await asyncio.to_thread(_import, document, config, url, url)
 
 
-def _encode_texts(document: Any) -> None:
-    """Raise UnicodeEncodeError for a lone surrogate, which the `json` module accepts.
+def _encoded_size(document: Any) -> int:
+    """Return about how many bytes a document has; values that are not JSON cost only their own part.
 
-    Other values that are not JSON cost only their own part.
+    Raises:
+        UnicodeEncodeError: For a lone surrogate, which the `json` module accepts.
     """
     # Much faster than the loop, but stops at the first value that is not JSON.
     with suppress(TypeError, OverflowError, RecursionError):
-        msgspec.msgpack.encode(document)
-        return
+        return len(msgspec.msgpack.encode(document))
+    size = 0
     seen: set[int] = set()
     stack = [document]
     while stack:
         node = stack.pop()
+        size += 1
         if isinstance(node, str):
-            node.encode()
+            size += len(node.encode())
         elif (is_object(node) or is_list(node)) and id(node) not in seen:
             seen.add(id(node))
             stack.extend(node)
             if is_object(node):
                 stack.extend(node.values())
+    return size
 
 
 def _config(config: HTTPServiceConfig | Mapping[str, Any]) -> HTTPServiceConfig:

@@ -19,6 +19,14 @@ from operations._text import counted
 from operations.errors import DocumentError
 from operations.openapi.reading import media
 from operations.openapi.reading.media import intended, is_stream
+from operations.openapi.reading.memory import (
+    ENTRY,
+    OPERATION,
+    PROBLEM,
+    RESPONSE,
+    ExpandsError,
+    MemoryBudget,
+)
 from operations.openapi.reading.model import METHODS, OpenAPI3Reader, Swagger2Reader, best
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import Direction, SchemaConverter
@@ -64,18 +72,24 @@ class Description:
         document: The document, decoded.
         missing: The reasons why referenced files could not be read, by path relative to the document.
         address: The address that it was fetched from, which server addresses may be relative to.
+        memory: The memory that its operations may take.
 
     Raises:
         DocumentError: If it is not an object.
     """
 
     def __init__(
-        self, document: Any, missing: Mapping[str, str] | None = None, address: str | None = None
+        self,
+        document: Any,
+        missing: Mapping[str, str] | None = None,
+        address: str | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         if not is_object(document):
             raise DocumentError("the document must be an object")
         self.document: JSONObject = document
         self.address = address
+        self.memory = memory or MemoryBudget()
         self.problems: list[Problem] = []
         self.version = self._version()
         self.is_swagger = self.version.startswith("2")
@@ -134,8 +148,11 @@ class Description:
             if path.startswith("x-"):
                 continue
             try:
-                item, shared = self._checked(self.references.merged(node))
+                item, shared = self._checked(self._merged(node))
+            except ExpandsError:
+                raise
             except DocumentError as error:
+                self.memory.spend(PROBLEM + len(path))
                 self.problems.append(Problem(path, f"the path cannot be read: {error}"))
                 continue
             for method, operation in item.items():
@@ -163,7 +180,7 @@ class Description:
     def _paths(self) -> JSONObject:
         node = self.document.get("paths", {})
         try:
-            return self.references.merged(node)
+            return self._merged(node)
         except DocumentError as error:
             self.problems.append(
                 Problem("paths", f"they cannot be read: {error}", is_skipped=False)
@@ -193,11 +210,15 @@ class Description:
                 operation, problem = self._checked(operation)
                 if problem is None and "requestBody" in operation:
                     problem = self._body_problem(operation["requestBody"])
+            except ExpandsError:
+                raise
             except DocumentError as error:
                 problem = f"it cannot be read: {error}"
         if problem is None:
+            self.memory.spend(_weight(path, operation))
             yield self._examined(DocumentOperation(path, method, item, operation))
         else:
+            self.memory.spend(PROBLEM + len(path))
             self.problems.append(Problem(f"{method} {path}", problem))
 
     def _examined(self, entry: DocumentOperation) -> DocumentOperation:
@@ -232,20 +253,32 @@ class Description:
             DocumentError: If a reference cannot be resolved.
         """
         if "$ref" in holder:
-            holder = self.references.merged(holder)
+            holder = self._merged(holder)
         parameters, responses = holder.get("parameters"), holder.get("responses")
         if is_object(parameters):
             holder = {**holder, "parameters": self.references.value(parameters)}
         if is_object(responses) and "$ref" in responses:
-            holder = {**holder, "responses": self.references.merged(responses)}
+            holder = {**holder, "responses": self._merged(responses)}
         problem = self._parameters_problem(holder)
         if problem is not None and is_list(parameters := holder.get("parameters")):
             spread = self.references.list_at(parameters)
             if spread is not parameters:
                 # An item of the list refers to a list.
+                self.memory.spend(8 * len(spread))
                 holder = {**holder, "parameters": spread}
                 problem = self._parameters_problem(holder)
         return holder, problem
+
+    def _merged(self, node: Any) -> JSONObject:
+        """Return the object that `node` refers to, with the keywords beside the reference.
+
+        Raises:
+            DocumentError: If there is no object, or references form a cycle.
+        """
+        found = self.references.merged(node)
+        if found is not node and len(node) > 1:
+            self.memory.spend(ENTRY * len(found))
+        return found
 
     def _parameters_problem(self, holder: JSONObject) -> str | None:
         parameters = holder.get("parameters")
@@ -291,6 +324,13 @@ class Description:
     def title(self) -> str:
         """The title of the document."""
         return self.references.text_at(self.info.get("title"))
+
+
+def _weight(path: str, operation: JSONObject) -> int:
+    """Return the memory in bytes that an imported operation takes; what it copies may be shared in the document."""
+    texts = len(path) + len(text_of(operation.get("operationId")))
+    responses, tags = object_of(operation.get("responses")), list_of(operation.get("tags"))
+    return OPERATION + 2 * texts + 16 * (len(responses) + len(tags))
 
 
 def _is_authorization(node: JSONObject) -> bool:
@@ -410,6 +450,7 @@ class DeclaredResponses:
         self, entry: DocumentOperation, status: str, node: JSONObject
     ) -> ErrorDefinition:
         found = self._found(entry, status, node)
+        self._description.memory.spend(RESPONSE)
         return ErrorDefinition(
             "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
             text_of(found.get("description")),

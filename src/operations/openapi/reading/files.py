@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import is_not
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -31,6 +32,7 @@ from operations._json import (
 from operations._references import objects_in, reference_of
 from operations._text import without_secrets
 from operations.errors import DocumentError
+from operations.openapi.reading.memory import ENTRY, ExpandsError, MemoryBudget
 from operations.openapi.reading.references import BUNDLED, bundled
 from operations.types import JSONObject
 
@@ -60,6 +62,9 @@ class Bundle:
 
     missing: dict[str, str] = field(default_factory=dict[str, str])
     """The reasons why files could not be read, by path relative to the document."""
+
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    """The memory that the rest of the import may take."""
 
 
 async def bundle_files(
@@ -173,6 +178,7 @@ class _Bundler:
     _files: dict[str, Any] = field(default_factory=dict[str, Any])
     _missing: dict[str, str] = field(default_factory=dict[str, str])
     _size: int = 0
+    _memory: MemoryBudget = field(default_factory=MemoryBudget)
     _slots: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, PARALLEL))
 
     async def bundle(self) -> Bundle:
@@ -181,7 +187,7 @@ class _Bundler:
         document = await self._decode(shown_location(root), content)
         if _REFERENCE.search(content) is None:
             # Nearly every document is a single file without references to other files.
-            return Bundle(document)
+            return Bundle(document, memory=self._memory)
         self._files[root] = document
         waiting = self._referred([root])
         while waiting:
@@ -203,7 +209,7 @@ class _Bundler:
                     self._files[name] = found
             waiting = self._referred(name for name in waiting if name in self._files)
         missing = {self._relative(name): reason for name, reason in self._missing.items()}
-        return Bundle(await asyncio.to_thread(self._joined), missing)
+        return Bundle(await asyncio.to_thread(self._joined), missing, self._memory)
 
     async def _load(self, name: str) -> Any:
         """Return the content of a file, or the reason why it cannot be read."""
@@ -211,7 +217,7 @@ class _Bundler:
             try:
                 content = await self.fetch(name)
                 return await self._decode(self._relative(name), content)
-            except _TooLargeError:
+            except (_TooLargeError, ExpandsError):
                 raise
             except DocumentError as error:
                 return error
@@ -224,7 +230,10 @@ class _Bundler:
                 f"{shown_location(self.root)}: its files are larger than {max_bytes} bytes"
             )
         try:
-            return await asyncio.to_thread(decode_document, content)
+            self._memory.add(len(content))
+            return await asyncio.to_thread(decode_document, content, self._memory)
+        except ExpandsError as error:
+            raise ExpandsError(f"{name}: {error}") from None
         except DocumentError as error:
             raise DocumentError(f"{name}: {error}") from None
 
@@ -262,14 +271,24 @@ class _Bundler:
         return {**result, BUNDLED: others} if others else result
 
     def _moved(self, node: Any, name: str) -> Any:
+        """Return a part of a file with every reference adjusted; parts without references are not copied."""
         if is_object(node):
-            result = {key: self._moved(item, name) for key, item in node.items()}
-            ref = reference_of(result)
-            if ref is not None:
-                result["$ref"] = self._place(ref, name)
-            return result
+            moved = {
+                key: item
+                for key, given in node.items()
+                if (item := self._moved(given, name)) is not given
+            }
+            ref = reference_of(node)
+            if ref is not None and (place := self._place(ref, name)) != ref:
+                moved["$ref"] = place
+                self._memory.spend(len(place))
+            if not moved:
+                return node
+            self._memory.spend(ENTRY * len(node))
+            return {**node, **moved}
         if is_list(node):
-            return [self._moved(item, name) for item in node]
+            items = [self._moved(item, name) for item in node]
+            return items if any(map(is_not, items, node)) else node
         return node
 
     def _place(self, ref: str, name: str) -> str:
@@ -299,18 +318,30 @@ MARKS = (
 """Byte order marks: UTF-32 before UTF-16, whose marks have the same beginning."""
 
 
-def decode_document(raw: bytes) -> Any:
+_OBJECT = 180
+_BYTE = 18
+"""The most memory in bytes that an object in JSON takes beyond its text, and that a byte of any value takes."""
+
+
+def decode_document(raw: bytes, memory: MemoryBudget | None = None) -> Any:
     """Return the content of a file, JSON or YAML, as JSON builtins.
+
+    Args:
+        raw: The content.
+        memory: The memory that the value may take; by default as for a document of this file alone.
 
     Raises:
         DocumentError: If it is neither JSON nor YAML.
         MissingExtraError: If it is YAML, and the extra for it is not installed.
     """
+    if memory is None:
+        memory = MemoryBudget(len(raw))
     for mark, encoding in MARKS:
         if raw.startswith(mark):
             raw = raw[len(mark) :].decode(encoding, "replace").encode()
             break
     if raw.lstrip()[:1] in (b"{", b"["):
+        memory.spend(_OBJECT * raw.count(b"{") + _BYTE * len(raw))
         try:
             return decode_json(raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
         except JSONLimitError as error:
@@ -320,7 +351,7 @@ def decode_document(raw: bytes) -> Any:
     from operations.openapi.reading.yaml import decode_yaml  # noqa: PLC0415 - needs an extra
 
     try:
-        return decode_yaml(raw.decode())
+        return decode_yaml(raw.decode(), memory)
     except UnicodeDecodeError:
         raise DocumentError("not UTF-8 text") from None
     except RecursionError:

@@ -117,8 +117,9 @@ class References:
         """
         if not is_object(node) or "$ref" not in node:
             return self.follow(node)
+        target = self.follow(node)
         beside = {key: part for key, part in node.items() if key != "$ref"}
-        return {**self.follow(node), **beside}
+        return {**target, **beside} if beside else target
 
     def locate(self, ref: str) -> tuple[str, Any]:
         """Return the normalised JSON pointer of the target of `ref`, and the target.

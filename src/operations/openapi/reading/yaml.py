@@ -1,11 +1,13 @@
 """Read YAML 1.2 as JSON, with the scalars of the core schema only.
 
 Rule 1: `no`, `12:30` and `2020-01-01` are strings; tags never create Python objects.
-Rule 2: `ryaml` rejects duplicate keys and nesting beyond 128. The size of expanded aliases is limited before.
+Rule 2: `ryaml` rejects duplicate keys and nesting beyond 128. It copies the target of each alias, so the number of
+        values and their memory are limited before, with each alias counted as its target.
 Rule 3: an integer beyond 64 bits, which `ryaml` rejects too, is read as a float.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
@@ -14,6 +16,7 @@ import msgspec
 
 from operations._json import MAX_DOCUMENT_VALUES, is_list, is_object, with_texts
 from operations.errors import DocumentError, MissingExtraError
+from operations.openapi.reading.memory import MemoryBudget
 
 try:
     import yaml
@@ -29,19 +32,24 @@ _MAX_DEPTH = 128
 _LONG_INTEGER = re.compile(r"[-+]?[1-9][0-9]{18,}|0o[0-7]{21,400}|0x[0-9a-fA-F]{16,400}")
 
 
-def decode_yaml(text: str) -> Any:
+def decode_yaml(text: str, memory: MemoryBudget) -> Any:
     """Return `text` as JSON builtins; keys are strings, merge keys (`<<`) are merged.
+
+    Args:
+        text: The text.
+        memory: The memory that its value may take.
 
     Raises:
         DocumentError: If it is not one YAML document, has a duplicate key, or expands too much by aliases.
     """
     breaks = [mark for mark in _BREAKS if mark in text]
     if not breaks:
-        return _decode(text)
+        return _decode(text, memory)
     # `ryaml` implements YAML 1.1, in which these characters end a line.
     unused = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
     stand_ins = dict(zip(breaks, unused, strict=False))
-    decoded = _decode(text.translate({ord(mark): other for mark, other in stand_ins.items()}))
+    stand_in = text.translate({ord(mark): other for mark, other in stand_ins.items()})
+    decoded = _decode(stand_in, memory)
     back = {ord(other): mark for mark, other in stand_ins.items()}
     return with_texts(decoded, lambda each: each.translate(back), names=True)
 
@@ -58,44 +66,67 @@ _MANY = 1_000
 """`ryaml` reads nested flow style and tag directives in quadratic time, which does not matter below this number."""
 
 
-def _enforce_bounds(text: str) -> None:
-    """Raise an error for a text that `ryaml` would read slowly, or expand to too many values.
+_SCALAR = 240
+_MAPPING = 440
+"""The memory in bytes that `ryaml` takes for a short scalar and for a mapping, while it converts them."""
+
+
+def _enforce_bounds(text: str, memory: MemoryBudget) -> None:
+    """Raise an error for a text that `ryaml` would read slowly, or expand to too many values or too much memory.
 
     `ryaml` limits the number of aliases, but not the size of their values. The events are read only if there may be too
     many, because they are slower than `ryaml`.
     """
     if text.count("%TAG") > _MANY:
         raise DocumentError(f"contains more than {_MANY:,} tag directives")
-    is_long = sum(map(text.count, _SEPARATORS)) >= MAX_DOCUMENT_VALUES
+    values = 1 + sum(map(text.count, _SEPARATORS))
+    weight = _SCALAR * values + _MAPPING * text.count("{") + 2 * sys.getsizeof(text)
+    is_long = values >= MAX_DOCUMENT_VALUES or not memory.has(weight)
     has_aliases = "*" in text and _ANCHOR.search(text) is not None
     openings = islice(_OPENING.finditer(text), _MANY)
     if is_long or has_aliases or sum(1 for _ in openings) == _MANY:
-        _enforce_expanded(_events(text))
+        weight = _expanded(_events(text), memory)
+    memory.spend(weight)
 
 
-def _enforce_expanded(events: Iterable[Any]) -> None:
-    """Raise an error if the document of these events nests too deeply, or has too many values with its aliases."""
-    count = 0
-    sizes: dict[str | None, int] = {}
-    unfinished: list[tuple[str | None, int]] = []
+def _expanded(events: Iterable[Any], memory: MemoryBudget) -> int:
+    """Return the memory in bytes for the document of these events, with each alias as large as its target.
+
+    Raises:
+        DocumentError: If it nests too deeply, has too many values, or needs more memory than is left.
+    """
+    count = weight = 0
+    sizes: dict[str | None, tuple[int, int]] = {}
+    unfinished: list[tuple[str | None, int, int]] = []
     for event in events:
         if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, 0)
+            values, size = sizes.get(event.anchor, (0, 0))
+            count += values
+            weight += size
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = unfinished.pop()
+            anchor, values, size = unfinished.pop()
             if anchor:
-                sizes[anchor] = count - before
-        elif isinstance(event, yaml.NodeEvent):
+                sizes[anchor] = count - values, weight - size
+        elif isinstance(event, yaml.CollectionStartEvent | yaml.ScalarEvent):
             if isinstance(event, yaml.CollectionStartEvent):
-                unfinished.append((event.anchor, count))
-            elif event.anchor:
-                sizes[event.anchor] = 1
+                unfinished.append((event.anchor, count, weight))
+                weight += _MAPPING
+            else:
+                # Once in UTF-8, and once as the text of Python, whose characters may take four bytes each.
+                text: str = event.value
+                size = _SCALAR + len(text) + sys.getsizeof(text)
+                weight += size
+                if event.anchor:
+                    sizes[event.anchor] = 1, size
             count += 1
         if len(unfinished) > _MAX_DEPTH:
             raise DocumentError("nested too deeply")
         # Keys are nodes too.
         if count > 2 * MAX_DOCUMENT_VALUES:
             raise DocumentError(f"contains more than {MAX_DOCUMENT_VALUES:,} values")
+        if not memory.has(weight):
+            break
+    return weight
 
 
 def _events(text: str) -> Iterable[Any]:
@@ -106,8 +137,8 @@ def _events(text: str) -> Iterable[Any]:
         raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
 
 
-def _decode(text: str) -> Any:
-    _enforce_bounds(text)
+def _decode(text: str, memory: MemoryBudget) -> Any:
+    _enforce_bounds(text, memory)
     try:
         try:
             found = loads(text)
@@ -119,7 +150,7 @@ def _decode(text: str) -> Any:
         raise
     except (InvalidYamlError, ValueError) as error:
         raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
-    return _plain(found)
+    return _plain(found, {})
 
 
 def _widened(text: str) -> str:
@@ -141,18 +172,23 @@ def _widened(text: str) -> str:
     return "".join(pieces) + text[end:]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, texts: dict[str, str]) -> Any:
     """Return a result of `ryaml` with string keys, with merge keys applied and without NaN.
 
-    `ryaml` limits the depth.
+    It is modified in place, and equal texts become one. `ryaml` limits the depth.
     """
+    if type(value) is str:
+        return texts.setdefault(value, value)
     if is_object(value):
-        result: dict[str, Any] = {}
+        if any(type(key) is not str for key in value):
+            value = {key if type(key) is str else _key(key): item for key, item in value.items()}
         for key, item in value.items():
-            result[key if type(key) is str else _key(key)] = _plain(item)
-        return _merged(result) if "<<" in result else result
+            value[key] = _plain(item, texts)
+        return _merged(value) if "<<" in value else value
     if is_list(value):
-        return [_plain(item) for item in value]
+        for index, item in enumerate(value):
+            value[index] = _plain(item, texts)
+        return value
     if type(value) is float and value - value != 0:
         raise DocumentError(f"{value} is not a JSON number")
     return value
