@@ -15,13 +15,13 @@ from copy import copy
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from math import inf
-from time import time
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
+from operations._clock import is_over
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
@@ -50,19 +50,6 @@ def pattern_test(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     """Return a function that tests whether an operation id matches one of the patterns, such as `price.*`."""
     match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
     return lambda operation_id: match(operation_id) is not None
-
-
-_latest = 1_735_689_600_000
-"""The latest time that `clock` returned, in milliseconds; initially the start of 2025."""
-
-
-def clock() -> int:
-    """Return the time in milliseconds since the epoch. It never decreases, so an expired grant stays expired."""
-    global _latest  # noqa: PLW0603
-    now = int(time() * 1000)
-    if now > _latest:
-        _latest = now
-    return _latest
 
 
 def secret_key(key: str | bytes, purpose: str) -> bytes:
@@ -191,7 +178,8 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def has_ended(self) -> bool:
         """Whether a block has expired, or is known to be revoked."""
-        return clock() >= self.until or (self.issuer is not None and self.issuer.has_revoked(self))
+        is_revoked = self.issuer is not None and self.issuer.has_revoked(self)
+        return is_revoked or (self.until != inf and is_over(self.until))
 
     @cached_property
     def approve(self) -> tuple[str, ...]:

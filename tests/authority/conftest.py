@@ -1,11 +1,20 @@
 """A clock that tests may change."""
 
+from collections.abc import Callable
+
 import pytest
 
-from operations import access
+from operations import _clock
+from operations._clock import MachineClock
+
+SetClock = Callable[[Callable[[], float]], None]
 
 
-@pytest.fixture(autouse=True)
-def _own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The latest time that one test made up is not the time of the next one.
-    monkeypatch.setattr(access, "_latest", access._latest)
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    """Return a function that replaces the clock by one that never steps: time passes as the real time says."""
+
+    def replace(wall: Callable[[], float]) -> None:
+        monkeypatch.setattr(_clock, "machine", MachineClock(wall, wall))
+
+    return replace

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.authority.conftest import SetClock
 from tests.authority.test_grants import BrokenValues
 
 from operations import (
@@ -30,7 +31,6 @@ from operations import (
     OperationRegistry,
     ResponseEnvelope,
 )
-from operations import access as core
 from operations._resilience import held_slot
 from operations.authority import (
     ApprovalRule,
@@ -169,10 +169,10 @@ async def test_the_caller_sees_why_its_call_was_denied() -> None:
 
 
 async def test_a_denied_call_is_rejected_until_the_answer_expires(
-    monkeypatch: pytest.MonkeyPatch,
+    set_clock: SetClock,
 ) -> None:
     now = [time()]
-    monkeypatch.setattr(core, "time", lambda: now[0])
+    set_clock(lambda: now[0])
     office = Office(seconds=60)
     await office.call()
 
@@ -386,9 +386,10 @@ async def test_grants_derived_from_one_grant_share_the_limit_of_requests(
 
 async def test_requests_are_removed_some_time_after_they_have_expired(
     monkeypatch: pytest.MonkeyPatch,
+    set_clock: SetClock,
 ) -> None:
     now = [time()]
-    monkeypatch.setattr(core, "time", lambda: now[0])
+    set_clock(lambda: now[0])
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     store = Store()
     office = Office(store, seconds=60)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.authority.conftest import SetClock
 
 from operations import (
     AccessControl,
@@ -22,9 +23,10 @@ from operations import (
     Identity,
     OperationContext,
     OperationRegistry,
+    _clock,
     check_access,
 )
-from operations import access as core
+from operations._clock import MachineClock
 from operations.authority import (
     Authority,
     Block,
@@ -39,6 +41,7 @@ from operations.authority import (
     read_token,
 )
 from operations.authority import grants as resolving
+from operations.authority.grants import has_expired
 from operations.authority.store import MemoryValues
 from operations.calls import PendingRequestMap, serve_calls
 from operations.pubsub.memory import MemoryTarget
@@ -262,38 +265,129 @@ async def test_the_identity_behind_a_grant_has_the_access_of_its_subject_now() -
         await grants.resolve(token)
 
 
+@dataclass
+class Times:
+    """The real time that the machine shows, and the time that has passed."""
+
+    wall: float = 2e9
+    elapsed: float = 0.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.wall += seconds
+        self.elapsed += seconds
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    times = Times()
+    machine = MachineClock(lambda: times.wall, lambda: times.elapsed)
+    monkeypatch.setattr(_clock, "machine", machine)
+    return times
+
+
 async def test_an_expired_grant_stays_expired_if_the_clock_goes_back(
-    monkeypatch: pytest.MonkeyPatch,
+    times: Times, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = [2e9]
-    monkeypatch.setattr(core, "time", lambda: now[0])
-    monkeypatch.setattr(core, "_latest", 0)
     grants = Grants(KEY)
-    token = grants.create(ALICE, "bot", operations=["*"], seconds=60)
+    token = grants.create(ALICE, "bot", operations=["*"], seconds=120)
     identity = await grants.resolve(token)
     assert identity is not None
     assert identity.grant is not None
     assert identity.grant.covers("a.b")
 
-    now[0] += 61
+    times.pass_by(121)
     assert not identity.grant.covers("a.b")
-    now[0] -= 1000
+    times.wall -= 1000
     with pytest.raises(GrantError, match="expired"):
         await grants.resolve(token)
-    now[0] = float("nan")
+    assert "was set back" in caplog.text
+    times.wall = float("nan")
     assert not identity.grant.covers("a.b")
     with pytest.raises(ValueError, match="NaN"):
         await grants.resolve(token)
 
 
+async def test_a_clock_that_goes_back_a_little_is_tolerated_and_a_larger_step_denies_until_it_caught_up(
+    times: Times,
+) -> None:
+    grants, person = Grants(KEY), Identity("ann", expires_at=(times.wall + 3600) * 1000)
+    identity = await grants.resolve(grants.create(ALICE, "bot", operations=["*"], seconds=3600))
+    endless = await grants.resolve(grants.create(ALICE, "bot", operations=["*"]))
+    assert identity is not None
+    assert identity.grant is not None
+    assert endless is not None
+    assert endless.grant is not None
+
+    for back, is_covered in ((59, True), (2, False), (-2, True), (600, False), (-600, True)):
+        times.wall -= back
+        assert identity.grant.covers("a.b") is is_covered
+        assert has_expired(person) is not is_covered
+        assert endless.grant.covers("a.b")
+    times.wall -= 600
+    assert not identity.grant.covers("a.b")
+    # The clock is corrected slowly: it runs while the time that passes is not counted.
+    times.wall += 599
+    assert identity.grant.covers("a.b")
+
+
+@pytest.mark.parametrize("year", [365 * 24 * 3600])
+async def test_a_step_forward_does_not_last(
+    year: int, times: Times, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
+    store = Store()
+    grants = Grants(KEY, store=store)
+    token = grants.create(ALICE, "bot", operations=["*"], seconds=3600)
+    revoked = grants.create(ALICE, "bot", operations=["*"], seconds=3600)
+    block = read_token(revoked)[1][0]
+    await grants.revoke(block.id, block.until)
+    identity = await grants.resolve(token)
+    assert identity is not None
+    assert identity.grant is not None
+
+    times.wall += year
+    assert not identity.grant.covers("a.b")
+    assert "was set forward" in caplog.text
+    during = grants.create(ALICE, "bot", operations=["*"], seconds=3600)
+    with pytest.raises(GrantError, match="expired"):
+        await grants.resolve(during)
+    times.wall -= year
+    times.pass_by(60)
+
+    # Grants are valid again, those made meanwhile are not valid for a year, and revocations were not removed.
+    assert identity.grant.covers("a.b")
+    assert await grants.resolve(during) is not None
+    with pytest.raises(GrantError, match="revoked"):
+        await grants.resolve(revoked)
+    later = grants.create(ALICE, "bot", operations=["*"], seconds=3600)
+    times.pass_by(3601)
+    for each in (token, during, later):
+        with pytest.raises(GrantError, match="expired"):
+            await grants.resolve(each)
+
+
+async def test_a_step_forward_that_lasts_is_the_real_time(times: Times) -> None:
+    grants = Grants(KEY)
+    times.wall += 8 * 3600
+    assert await grants.resolve(grants.create(ALICE, "bot", operations=["*"])) is not None
+    grants.create(ALICE, "bot", operations=["*"], seconds=60)
+    times.pass_by(_clock.SETTLED + 1)
+
+    token = grants.create(ALICE, "bot", operations=["*"], seconds=60)
+
+    assert await grants.resolve(token) is not None
+    # It is no second step if the correction of the clock is corrected.
+    times.wall -= 8 * 3600
+    assert await grants.resolve(grants.create(ALICE, "bot", operations=["*"], seconds=60))
+
+
 @pytest.mark.requirement("R30")
 @pytest.mark.parametrize("seconds", [None, 300])
 async def test_workers_accept_the_grant_of_a_call_if_clocks_differ_by_four_minutes(
-    seconds: float | None, monkeypatch: pytest.MonkeyPatch
+    seconds: float | None, set_clock: SetClock
 ) -> None:
     now, hub = [2e9], Grants(KEY)
-    monkeypatch.setattr(core, "time", lambda: now[0])
-    monkeypatch.setattr(core, "_latest", 0)
+    set_clock(lambda: now[0])
     deadline = None if seconds is None else (now[0] + seconds) * 1000
     context = OperationContext(identity=ALICE, deadline=deadline)
     token = hub.delegate("workers")("task.add", context)
@@ -310,11 +404,10 @@ async def test_workers_accept_the_grant_of_a_call_if_clocks_differ_by_four_minut
 
 
 async def test_the_error_of_an_expired_grant_names_the_clock(
-    monkeypatch: pytest.MonkeyPatch,
+    set_clock: SetClock,
 ) -> None:
     now, grants, target = [2e9], Grants(KEY), MemoryTarget()
-    monkeypatch.setattr(core, "time", lambda: now[0])
-    monkeypatch.setattr(core, "_latest", 0)
+    set_clock(lambda: now[0])
     token = grants.create(ALICE, "bot", operations=["*"], seconds=60)
     now[0] += 61
     async with (
@@ -381,6 +474,7 @@ async def test_a_grant_is_revoked_by_the_key_in_the_records_of_its_calls() -> No
 
 async def test_a_hub_whose_clock_is_ahead_does_not_end_a_revocation(
     monkeypatch: pytest.MonkeyPatch,
+    set_clock: SetClock,
 ) -> None:
     monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
     store = Store()
@@ -391,14 +485,13 @@ async def test_a_hub_whose_clock_is_ahead_does_not_end_a_revocation(
     other = ahead.create(ALICE, "bot", operations=["*"])
     now = time()
     with monkeypatch.context() as changed:
-        changed.setattr(core, "time", lambda: now + 3600)
-        changed.setattr(core, "_latest", core._latest)
+        changed.setattr(_clock, "machine", MachineClock(lambda: now + 3600, lambda: now))
         assert await ahead.resolve(other) is not None
 
     with pytest.raises(GrantError, match="revoked"):
         await here.resolve(token)
     now += 25 * 3600
-    monkeypatch.setattr(core, "time", lambda: now)
+    set_clock(lambda: now)
     assert await here.resolve(other) is not None
     assert await store.items("revoked") == {}
 

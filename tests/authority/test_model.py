@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.authority.conftest import SetClock
 from tests.authority.test_entry_points import (
     CALLERS,
     ENTRY_POINTS,
@@ -22,7 +23,7 @@ from tests.servers import NatsServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import Identity, OperationRegistry
-from operations import access as core
+from operations._clock import clock
 from operations._json import canonical
 from operations.authority import Authority, Grants, narrow, new_block, read_token
 from operations.authority import grants as resolving
@@ -344,12 +345,12 @@ async def reachable() -> AsyncGenerator[tuple[World, dict[str, Call]]]:
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_every_entry_point_follows_the_model(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
 ) -> None:
     monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
     async with reachable() as (world, ways):
-        run = Run(world, ways, seed, core.clock() / 1000)
-        monkeypatch.setattr(core, "time", lambda: run.model.now)
+        run = Run(world, ways, seed, clock() / 1000)
+        set_clock(lambda: run.model.now)
         with anyio.fail_after(120):
             for _ in range(300):
                 await run.step()

@@ -23,9 +23,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from operations._clock import clock, is_over, settled
 from operations._json import canonical
 from operations._resilience import lent_slot
-from operations.access import Rules, access_denied, clock
+from operations.access import Rules, access_denied
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
 from operations.authority.store import LoopLocks, Signal, Store, StoreError
@@ -101,7 +102,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def has_ended(self) -> bool:
         """Whether the approval was used or has expired."""
-        return self.state == "used" or self.until <= clock()
+        return self.state == "used" or is_over(self.until)
 
 
 _decode = msgspec.json.Decoder(Approval).decode
@@ -312,7 +313,7 @@ async def _ask(record: Approval, context: OperationContext) -> object:
 def _request(
     spec: OperationSpec, digest: str, value: Any, context: OperationContext, rule: ApprovalRule
 ) -> Approval:
-    identity, now = context.identity, clock()
+    identity, now = context.identity, settled()
     whose: JSONObject = {"is_operator": identity is None and context.trusted}
     if identity is not None:
         whose["caller"] = identity.id
@@ -343,7 +344,7 @@ def _request(
 
 def _begun(asked: Approval) -> Approval:
     """Return a request that begins now. A call that waits may make several, and an answer is valid for one of them."""
-    now = clock()
+    now = settled()
     until = now + asked.until - asked.created
     return replace(asked, id=f"{asked.id}-{token_hex(4)}", created=now, until=until)
 
@@ -448,7 +449,7 @@ class Authority:
                 for key, held in (await self.store.items(table)).items():
                     # An approval has such a field as well.
                     until = _decode_spent(held).until
-                    if until is not None and until + _KEPT < clock():
+                    if until is not None and until + _KEPT < settled():
                         await self.store.swap(key, held, None)
 
 

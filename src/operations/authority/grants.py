@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
+from operations._clock import is_over, settled
 from operations.access import (
     Block,
     Grant,
@@ -29,7 +30,6 @@ from operations.access import (
     Identity,
     Name,
     TokenPart,
-    clock,
     has_valid_credential,
     secret_key,
 )
@@ -111,7 +111,7 @@ def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
         # A text would be repeated a thousand times.
         seconds = msgspec.convert(fields.pop("seconds", None), float | None)
         if seconds is not None:
-            fields["until"] = clock() + int(seconds * 1000)
+            fields["until"] = settled() + int(seconds * 1000)
         block = msgspec.convert(fields, Block)
         _ = Grant(blocks=(block,), keys=("",)).schemas
     except (ValueError, OverflowError) as error:
@@ -313,7 +313,8 @@ class Grants:
             identity = None if context is None else context.identity
             if context is None or identity is None:
                 return None
-            until = max(clock(), int(context.deadline or 0)) + _DELEGATED_MS
+            left = context.remaining
+            until = settled() + (0 if left == inf else int(left * 1000)) + _DELEGATED_MS
             if identity.expires_at is not None and context.authority_id is None:
                 until = min(until, int(identity.expires_at))
             (acting, keys), grant = identity.presented, identity.grant
@@ -466,12 +467,12 @@ class Grants:
 
 def _is_over(until: int | None) -> bool:
     """Return whether a revoked block has expired, also by the clock of another hub."""
-    return until is not None and until + _KEPT < clock()
+    return until is not None and until + _KEPT < settled()
 
 
 def has_expired(identity: Identity) -> bool:
     """Return whether an identity or its grant has expired."""
-    return identity.expires_at is not None and identity.expires_at <= clock()
+    return is_over(identity.expires_at)
 
 
 async def enforce_valid(context: OperationContext, store: Store) -> None:

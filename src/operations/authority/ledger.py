@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from operations._clock import clock
 from operations._json import canonical
 from operations._resilience import LogThrottle
-from operations.access import clock, secret_key
+from operations.access import secret_key
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
