@@ -506,9 +506,12 @@ class FailureDetector:
         request = call.payload
         is_safe = call.stream is not None or await self._may_run_again(call)
         if call.stream is not None or not is_safe:
+            reason = "the worker was lost"
+            if call.worker is None:
+                reason = "neither a worker nor the broker has the request any more"
             error = CallError(
                 ErrorCode.UNAVAILABLE,
-                f"the worker was lost; {request.operation_id} may have run",
+                f"{reason}; {request.operation_id} may have run",
                 # A retry could run it twice.
                 retryable=is_safe,
             )

@@ -2,9 +2,12 @@
 
 A durable queue stores requests until a worker starts them: a work queue with its own subjects.
 
-Rule 1: a worker acknowledges a request when it starts it, and runs it after the confirmation. If the worker dies before
-        that, the next worker gets the request.
-Rule 2: the stream drops duplicate keys, so a request can be published again until the stream confirms it.
+Rule 1: a worker removes a request from the stream when it starts it, and runs it after the confirmation. If the worker
+        dies before that, the next worker gets the request. Replayable requests are acknowledged, which is faster.
+        Other requests are deleted by their number, which succeeds for one worker only: a consumer that was created
+        again delivers requests that workers have already received, and confirms every acknowledgement.
+Rule 2: the stream drops duplicate keys, so a request can be published again until the stream confirms it, but only to
+        the same stream: its successor does not have the keys.
 Rule 3: the server's clock determines the age of a request; expired requests do not run.
 Rule 4: an existing stream is used unchanged; a deleted stream or consumer is created again.
 """
@@ -12,10 +15,10 @@ Rule 4: an existing stream is used unchanged; a deleted stream or consumer is cr
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from nats.errors import Error
@@ -73,6 +76,7 @@ _RETRY = 0.2
 still deleting its predecessor never stores anything."""
 
 _NO_CONSUMER, _NAME_IN_USE = 10014, 10058
+_NO_MESSAGE = {10043, 10057}
 _TEMPORARY = {10008, 10009}
 _FULL = {10023, 10028, 10047, 10077}
 """Error codes of JetStream; the temporary ones are those of a cluster without a leader. A stream is full by its own
@@ -116,7 +120,9 @@ class JetStream:
         self._stream = stream_name(f"{config.prefix}_durable")
         self._letters_stream = stream_name(f"{config.prefix}_aside")
         self._repeat_for = 0.0
-        self._counters: dict[str, tuple[float, Any]] = {}
+        self._created: datetime | None = None
+        """When the stream was created; a stream that was created again does not have the keys of its predecessor."""
+        self._counters: dict[str, tuple[float, _Counters]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.inboxes: set[str] = set()
@@ -146,7 +152,10 @@ class JetStream:
                     reason = getattr(error, "description", None) or error
                     raise TransportError(f"JetStream: {reason}") from error
             await asyncio.sleep(_RETRY)
-        self._stream = stream.config.name
+        self._stream, self._created = stream.config.name, stream.created
+        if stream.config.deny_delete:
+            name = self._stream
+            raise TransportError(f"the stream {name} denies deletions, with which workers start requests")
         window = float(stream.config.duplicate_window or 0)
         self._repeat_for = max(0.0, min(_RETRY_SECONDS, window - 2 * _CONFIRM))
 
@@ -183,32 +192,41 @@ class JetStream:
             raise
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether no worker has acknowledged a request, which happens when it starts.
+        """Return whether no worker has removed a request from the stream, which happens when it starts.
 
-        The counters of the consumer show this without access to the requests of others.
+        The counters of the stream and its consumer show this without access to the requests of others.
 
         Raises:
             TransportError: If JetStream does not respond.
         """
         now = asyncio.get_running_loop().time()
-        asked_at, info = self._counters.get(queue, (float("-inf"), None))
-        if now - asked_at > _COUNTED:
+        asked_at, counters = self._counters.get(queue, (float("-inf"), None))
+        if counters is None or now - asked_at > _COUNTED:
             # One query for all waiting calls: cached counters only report a request as waiting for longer.
-            try:
-                with _transport_errors():
-                    info = await self._js.consumer_info(self._stream, _consumer_name(queue))
-            except NotFoundError as error:
-                if error.err_code != _NO_CONSUMER:
-                    # The stream was deleted, including the request.
-                    return False
-                info = None
-            self._counters[queue] = now, info
+            counters = await self._count(queue)
+            self._counters[queue] = now, counters
         number = int(receipt)
+        if not counters.first <= number <= counters.last:
+            # The stream was purged or created again.
+            return False
+        info = counters.consumer
         # Without a consumer, no worker has received the request.
         return info is None or bool(
             number > info.delivered.stream_seq
             or (info.num_ack_pending and number > info.ack_floor.stream_seq)
         )
+
+    async def _count(self, queue: str) -> "_Counters":
+        with _transport_errors():
+            try:
+                state = (await self._js.stream_info(self._stream)).state
+                info = await self._js.consumer_info(self._stream, _consumer_name(queue))
+            except NotFoundError as error:
+                if error.err_code != _NO_CONSUMER:
+                    # The stream was deleted, including its requests.
+                    return _Counters(1, 0, None)
+                info = None
+        return _Counters(state.first_seq, state.last_seq, info)
 
     async def state(self, queue: str) -> QueueState:
         """Return the number of waiting requests, the age of the oldest, and the number of dead letters.
@@ -259,6 +277,7 @@ class JetStream:
         end = loop.time() + self._repeat_for
         failed: type[TransportError] = NotSentError
         failure: Exception
+        created = self._created
         while True:
             try:
                 stored = await self._js.publish(
@@ -283,6 +302,21 @@ class JetStream:
             await asyncio.sleep(_RETRY)
             if not isinstance(failure, APIError):
                 await self._open_again(failed)
+            if failed is TransportError and await self._was_replaced(created):
+                # A worker may have received the request from the stream before.
+                reason = "the stream was deleted while it stored a request, which may have run"
+                raise TransportError(f"JetStream: {reason}") from failure
+
+    async def _was_replaced(self, created: datetime | None) -> bool:
+        """Return whether the stream is another one than the one created at this time; wait for a response."""
+        while True:
+            try:
+                return bool((await self._quick_js.stream_info(self._stream)).created != created)
+            except NotFoundError:
+                return True
+            except (*NATS_ERRORS, TimeoutError) as error:
+                logger.debug("%s: %r", self._stream, error)
+                await asyncio.sleep(_RETRY)
 
     async def _open_again(self, failed: type[TransportError]) -> None:
         """Find or create the stream in the background, once for all requests that need it.
@@ -319,6 +353,24 @@ class JetStream:
         except NotFoundError as error:
             raise TransportError(f"JetStream: {error}") from error
         return DurableReader(self, queue, arrivals, consumer)
+
+    async def delete(self, number: int) -> bool:
+        """Delete a request; return False if the stream does not have it.
+
+        Raises:
+            TimeoutError: If there is no response.
+            APIError: If JetStream rejects the request.
+        """
+        address = f"$JS.API.STREAM.MSG.DELETE.{self._stream}"
+        body = msgspec.json.encode({"seq": number, "no_erase": True})
+        answer = await self.client.request(address, body, timeout=_CONFIRM)
+        deleted = msgspec.json.decode(answer.data, type=_Deleted)
+        if deleted.error is None:
+            return deleted.success
+        if deleted.error.err_code in _NO_MESSAGE:
+            return False
+        code = deleted.error.err_code
+        raise APIError(code=deleted.error.code, err_code=code, description=deleted.error.description)
 
     async def request(self, queue: str, count: int, wait: float, inbox: str) -> None:
         """Let the server send up to `count` requests to `inbox` within `wait` seconds, then a status message."""
@@ -423,6 +475,27 @@ class _ConsumerInfo(msgspec.Struct):
     num_ack_pending: int = 0
 
 
+class _Counters(NamedTuple):
+    """The numbers of the first and last request of the stream, and the consumer of a queue, if it exists."""
+
+    first: int
+    last: int
+    consumer: Any
+
+
+class _APIFailure(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Deleted(msgspec.Struct):
+    """The response to a deletion."""
+
+    success: bool = False
+    error: _APIFailure | None = None
+
+
 class DurableReader:
     """Reads a durable queue until it is closed."""
 
@@ -470,7 +543,7 @@ class DurableReader:
         ages = await self._clock.ages(stamps)
         began = self._loop.time()
         for message, age in zip(messages, ages, strict=True):
-            claim = _MessageClaim(message, self._batch, began, self._jetstream.client.start)
+            claim = _MessageClaim(message, self._batch, began, self._jetstream)
             sender = sender_of(self._jetstream.prefix, message.subject.encode())
             deliver(self._consumer, Delivery(message.data, "", age, claim, sender))
         await self._batch.begun(len(messages), began)
@@ -529,23 +602,23 @@ class _MessageClaim:
     is_fresh = False
 
     def __init__(
-        self, message: Any, batch: BatchSize, fetched_at: float, start: Callable[..., object]
+        self, message: Any, batch: BatchSize, fetched_at: float, jetstream: JetStream
     ) -> None:
         self._message = message
         self._batch = batch
         self._fetched_at = fetched_at
-        self._start = start
+        self._jetstream = jetstream
 
     def remove(self) -> None:
         """Acknowledge the request in the background."""
-        self._start(self.acquire(alone=False))
+        self._jetstream.client.start(self.acquire(alone=False))
 
     async def acquire(self, *, alone: bool) -> bool:
-        """Acknowledge the request; return False if it will be delivered to another worker.
+        """Remove the request from the stream; return False if another worker has it or will have it.
 
-        A consumer that loses its leader may have the acknowledgement, or may deliver the request to another worker. The
-        acknowledgement is repeated until it is confirmed. By then the request is so old that its caller must confirm
-        which worker starts it.
+        A cluster that loses its leader may have removed the request, or may deliver it to another worker. The removal
+        is repeated until it is confirmed. By then the request is so old that its caller must confirm which worker
+        starts it.
         """
         loop = asyncio.get_running_loop()
         async with self._batch.claim(alone=alone):
@@ -553,13 +626,23 @@ class _MessageClaim:
                 # The server may be about to deliver it to another worker.
                 return False
             end = loop.time() + _RETRY_SECONDS
+            is_repeated = False
             while True:
                 try:
-                    await self._message.ack_sync(timeout=_CONFIRM)
+                    if not alone:
+                        await self._message.ack_sync(timeout=_CONFIRM)
+                        return True
+                    # If an earlier attempt had no response, it may have been this worker that deleted the request.
+                    return await self._delete() or is_repeated
                 except (Error, TimeoutError) as error:
                     if loop.time() > end:
-                        logger.debug("a request could not be acknowledged: %s", error)
+                        logger.debug("a request could not be removed: %s", error)
                         return False
-                else:
-                    return True
+                    is_repeated = True
                 await asyncio.sleep(_RETRY)
+
+    async def _delete(self) -> bool:
+        is_ours = await self._jetstream.delete(self._message.metadata.sequence.stream)
+        # The consumer would deliver no more than its limit of unacknowledged requests.
+        await self._message.ack()
+        return is_ours
