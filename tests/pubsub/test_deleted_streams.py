@@ -41,7 +41,9 @@ async def working(broker: Broker, ledger: Ledger) -> AsyncGenerator[list[Pending
             await enter(serve_calls(ledger.registry(), there))
         yield [
             await enter(
-                PendingRequestMap(await enter(connect_nats(broker.url, durable=True)), heartbeat=0.2)
+                PendingRequestMap(
+                    await enter(connect_nats(broker.url, durable=True)), heartbeat=0.2
+                )
             )
             for _ in range(2)
         ]
@@ -77,7 +79,9 @@ async def test_f35_no_mutation_runs_twice_although_jetstream_loses_its_state(
     jetstream: Broker, tmp_path: Path, fault: Callable[[Broker, Any], Awaitable[None]]
 ) -> None:
     ledger = Ledger(tmp_path / "ledger")
-    client: Any = await nats.connect(jetstream.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    client: Any = await nats.connect(
+        jetstream.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1
+    )
     async with working(jetstream, ledger) as callers:
         async with ledger.traffic(*callers, payers=32):
             for _ in range(FAULTS):

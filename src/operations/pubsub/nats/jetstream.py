@@ -155,7 +155,9 @@ class JetStream:
         self._stream, self._created = stream.config.name, stream.created
         if stream.config.deny_delete:
             name = self._stream
-            raise TransportError(f"the stream {name} denies deletions, with which workers start requests")
+            raise TransportError(
+                f"the stream {name} denies deletions, with which workers start requests"
+            )
         window = float(stream.config.duplicate_window or 0)
         self._repeat_for = max(0.0, min(_RETRY_SECONDS, window - 2 * _CONFIRM))
 
@@ -370,7 +372,9 @@ class JetStream:
         if deleted.error.err_code in _NO_MESSAGE:
             return False
         code = deleted.error.err_code
-        raise APIError(code=deleted.error.code, err_code=code, description=deleted.error.description)
+        raise APIError(
+            code=deleted.error.code, err_code=code, description=deleted.error.description
+        )
 
     async def request(self, queue: str, count: int, wait: float, inbox: str) -> None:
         """Let the server send up to `count` requests to `inbox` within `wait` seconds, then a status message."""
