@@ -82,16 +82,15 @@ async def test_f35_no_mutation_runs_twice_although_jetstream_loses_its_state(
     client: Any = await nats.connect(
         jetstream.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1
     )
-    async with working(jetstream, ledger) as callers:
-        async with ledger.traffic(*callers, payers=32):
-            for _ in range(FAULTS):
-                await ledger.progress(300)
-                try:
-                    await fault(jetstream, client.jetstream())
-                except NotFoundError:
-                    # The workers have not created it again yet.
-                    await asyncio.sleep(0.2)
+    async with working(jetstream, ledger) as callers, ledger.traffic(*callers, payers=32):
+        for _ in range(FAULTS):
             await ledger.progress(300)
+            try:
+                await fault(jetstream, client.jetstream())
+            except NotFoundError:
+                # The workers have not created it again yet.
+                await asyncio.sleep(0.2)
+        await ledger.progress(300)
     await client.close()
 
     ledger.check(failures=len(ledger.outcomes))

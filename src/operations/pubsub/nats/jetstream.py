@@ -75,7 +75,7 @@ _RETRY = 0.2
 """Seconds between attempts, and before a deleted stream is created again: a stream that is created while the server is
 still deleting its predecessor never stores anything."""
 
-_NO_CONSUMER, _NAME_IN_USE = 10014, 10058
+_NAME_IN_USE = 10058
 _NO_MESSAGE = {10043, 10057}
 _TEMPORARY = {10008, 10009}
 _FULL = {10023, 10028, 10047, 10077}
@@ -222,13 +222,14 @@ class JetStream:
         with _transport_errors():
             try:
                 state = (await self._js.stream_info(self._stream)).state
+            except NotFoundError:
+                # The stream was deleted, including its requests.
+                return _Counters(1, 0, None)
+            try:
                 info = await self._js.consumer_info(self._stream, _consumer_name(queue))
-            except NotFoundError as error:
-                if error.err_code != _NO_CONSUMER:
-                    # The stream was deleted, including its requests.
-                    return _Counters(1, 0, None)
+            except NotFoundError:
                 info = None
-        return _Counters(state.first_seq, state.last_seq, info)
+            return _Counters(state.first_seq, state.last_seq, info)
 
     async def state(self, queue: str) -> QueueState:
         """Return the number of waiting requests, the age of the oldest, and the number of dead letters.
