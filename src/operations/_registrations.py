@@ -216,7 +216,12 @@ class Registrations(PipelineHost):
 
     def _adapted(self, operation: Operation) -> Operation:
         for adapter in self._adapters:
-            operation = adapter(operation)
+            adapted = adapter(operation)
+            if operation.spec.authority and not adapted.spec.authority:
+                # An adapter that builds its own spec may not know the mark.
+                spec = with_fields(adapted.spec, authority=True)
+                adapted = with_fields(adapted, spec=spec)
+            operation = adapted
         return operation
 
     # ------------------------------------------------------------ imported operations that change
@@ -300,7 +305,7 @@ class Registrations(PipelineHost):
         The error suggests a similar id, which is always an operation that the caller may call.
         """
         grant = None if context.identity is None else context.identity.grant
-        is_covered = grant is None or grant.covers(operation_id)
+        is_covered = grant is None or grant.covers(operation_id, authority=False)
         if is_covered and self.is_absent(operation_id.partition(".")[0]):
             message = (
                 f"{operation_id} is not available now: a source that may have it is not connected"

@@ -7,13 +7,13 @@ Rule 3: access to one specific resource is checked once the input is final. Earl
         of the type.
 Rule 4: a grant is a chain of blocks, and allows a call only if every block allows it, so a new block can only restrict
         it. It adds no access: the access of its subject is checked first. `authority.grants` has the tokens.
+Rule 5: no pattern allows an operation that administers authority, only its exact id. Patterns that restrict (`approve`,
+        `calls`, `input`) apply to it as to all others.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from copy import copy
-from fnmatch import translate
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
 from operations._clock import is_over
+from operations._patterns import Patterns
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
@@ -35,21 +36,10 @@ _MIN_KEY = 32
 _MAX_RULES = 1_000
 """Operations whose rules one grant caches."""
 
-APPROVALS: Final = "approvals."
-"""A grant covers operations with this prefix only by a pattern with the same prefix: `*` does not let an agent
-approve."""
-
 Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Budget: TypeAlias = tuple[str, Pattern, int]
 """A counter, the pattern of the operations that it counts, and the number of calls that it allows."""
-
-
-@lru_cache(maxsize=1024)
-def pattern_test(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a function that tests whether an operation id matches one of the patterns, such as `price.*`."""
-    match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
-    return lambda operation_id: match(operation_id) is not None
 
 
 def secret_key(key: str | bytes, purpose: str) -> bytes:
@@ -119,10 +109,7 @@ Complete: TypeAlias = Callable[[Any], Any]
 
 
 class Rules(Struct, frozen=True):
-    """The requirements of a grant for calls to one operation."""
-
-    is_covered: bool
-    """Whether every block covers the operation."""
+    """The requirements of a grant for calls to one operation, besides that it covers the operation."""
 
     accepts: tuple["InputCheck", ...]
     """Checks of the input, all of which must hold."""
@@ -231,32 +218,67 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
     def _rules(self) -> dict[str, Rules]:
         return {}
 
-    def covers(self, operation_id: str) -> bool:
-        """Return whether every block covers an operation, and none has ended. Never raises."""
+    @cached_property
+    def _covered(self) -> dict[str, bool]:
+        return {}
+
+    @cached_property
+    def _operations(self) -> tuple[Patterns, ...]:
+        """The operations of each block."""
+        return tuple(Patterns(block.operations) for block in self.blocks)
+
+    @cached_property
+    def _limits(self) -> tuple[Patterns, Patterns]:
+        """All other patterns: those of input schemas, and those of approvals and budgets."""
+        counted = (pattern for _, pattern, _ in self.budgets)
+        return Patterns(pattern for pattern, _ in self.schemas), Patterns((*self.approve, *counted))
+
+    def covers(self, operation_id: str, *, authority: bool) -> bool:
+        """Return whether every block covers an operation, and none has ended. Never raises.
+
+        Args:
+            operation_id: The id of the operation.
+            authority: Whether the operation administers authority: then a block covers it by its exact id only.
+        """
         try:
-            return not self.has_ended and self.rules(operation_id).is_covered
+            return not self.has_ended and self._is_covered(operation_id, authority=authority)
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def accepts(self, operation_id: str, value: Any, complete: Complete) -> bool:
+    def _is_covered(self, operation_id: str, *, authority: bool) -> bool:
+        if authority:
+            return all(operation_id in each.ids for each in self._operations)
+        found = self._covered.get(operation_id)
+        if found is None:
+            found = all(each.cover(operation_id) for each in self._operations)
+            if len(self._covered) < _MAX_RULES:
+                self._covered[operation_id] = found
+        return found
+
+    def accepts(
+        self, operation_id: str, value: Any, complete: Complete, *, authority: bool
+    ) -> bool:
         """Return whether every block covers an operation with this input. Never raises."""
         try:
-            rules = self.rules(operation_id)
-            return rules.is_covered and all(check(value, complete) for check in rules.accepts)
+            return self._is_covered(operation_id, authority=authority) and all(
+                check(value, complete) for check in self.rules(operation_id).accepts
+            )
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def is_enough(self, operation_id: str, value: Any, complete: Complete) -> bool:
+    def is_enough(
+        self, operation_id: str, value: Any, complete: Complete, *, authority: bool
+    ) -> bool:
         """Return whether a call is allowed, and the grant requires no further step for it."""
         return (
             not self.is_limited
             and self.origin is None
-            and self.accepts(operation_id, value, complete)
+            and self.accepts(operation_id, value, complete, authority=authority)
             and (self.issuer is None or self.issuer.is_valid(self))
         )
 
     def rules(self, operation_id: str) -> Rules:
-        """Return the requirements of this grant for a call. Limits also apply to operations that need no grant.
+        """Return the requirements of this grant for a call. They also apply to operations that need no grant.
 
         Raises:
             SchemaError: If a schema cannot be used.
@@ -269,24 +291,18 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def _find(self, operation_id: str) -> Rules:
-        def matches(pattern: str, *more: str) -> bool:
-            return any(map(pattern_test((pattern,)), (operation_id, *more)))
-
         origin, approve, budgets = self.origin, self.approve, self.budgets
         if origin is not None and origin.operation == operation_id:
             # The hub that forwarded the call has already approved and counted it.
             approve, budgets = approve[len(origin.approve) :], budgets[len(origin.budgets) :]
         # Limits also name it as the hub does, which may have imported it into a namespace.
         there = () if origin is None else (origin.prefix + operation_id,)
-        prefix = APPROVALS if operation_id.startswith(APPROVALS) else ""
+        inputs, limits = self._limits
+        checked, limited = inputs.matching(operation_id), limits.matching(operation_id, *there)
         return Rules(
-            all(
-                any(each.startswith(prefix) and matches(each) for each in block.operations)
-                for block in self.blocks
-            ),
-            tuple(check for pattern, check in self.schemas if matches(pattern)),
-            tuple((counter, most) for counter, each, most in budgets if matches(each, *there)),
-            any(matches(each, *there) for each in approve),
+            tuple(check for pattern, check in self.schemas if pattern in checked),
+            tuple((counter, most) for counter, each, most in budgets if each in limited),
+            not limited.isdisjoint(approve),
         )
 
 
@@ -443,33 +459,50 @@ HIDDEN: Final = "operations: hidden"
 
 
 def has_delegated_authority(
-    access_control: AccessControl, identity: Identity | None, operation_id: str | None
+    access_control: AccessControl,
+    identity: Identity | None,
+    operation_id: str | None,
+    *,
+    authority: bool,
 ) -> bool:
     """Return whether a hub makes this call on the authority of one of its operations, and not as the caller."""
     grant = None if identity is None else identity.grant
     if grant is None or (origin := grant.origin) is None or origin.authority is None:
         return False
-    is_called = origin.operation == operation_id and grant.covers(origin.operation)
+    is_called = origin.operation == operation_id and grant.covers(
+        origin.operation, authority=authority
+    )
     return is_called and HIDDEN not in access_control.required_scopes
 
 
 def check_access(
-    access_control: AccessControl, identity: Identity | None, operation_id: str | None = None
+    access_control: AccessControl,
+    identity: Identity | None,
+    operation_id: str | None = None,
+    *,
+    authority: bool = False,
 ) -> bool:
     """Return whether `identity` satisfies `access_control` and its grant covers the operation. Return False on errors.
 
-    Without the id of the operation, an identity with a grant is always rejected.
+    Args:
+        access_control: The access that the operation requires.
+        identity: The caller.
+        operation_id: The id of the operation; without it, an identity with a grant is always rejected.
+        authority: Whether the operation administers authority (`spec.authority`): a grant then covers it by its exact
+            id only.
     """
     try:
         grant = None if identity is None else identity.grant
         if (
             grant is not None
             and access_control is not UNGRANTED
-            and (operation_id is None or not grant.covers(operation_id))
+            and (operation_id is None or not grant.covers(operation_id, authority=authority))
         ):
             return False
         is_permitted = access_control.is_open or permission(access_control)(identity)
-        return is_permitted or has_delegated_authority(access_control, identity, operation_id)
+        return is_permitted or has_delegated_authority(
+            access_control, identity, operation_id, authority=authority
+        )
     except Exception:  # noqa: BLE001 - an identity that cannot be checked is rejected
         return False
 
@@ -533,14 +566,18 @@ def resource_permission(
 
 
 def enforce_access(
-    access_control: AccessControl, identity: Identity | None, *, operation_id: str
+    access_control: AccessControl,
+    identity: Identity | None,
+    *,
+    operation_id: str,
+    authority: bool = False,
 ) -> None:
-    """Check that the caller has access.
+    """Check that the caller has access; see `check_access`.
 
     Raises:
         CallError: With code `ACCESS_DENIED`. The message never names the missing scope.
     """
-    if not check_access(access_control, identity, operation_id):
+    if not check_access(access_control, identity, operation_id, authority=authority):
         raise access_denied(operation_id)
 
 

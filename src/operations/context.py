@@ -26,6 +26,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from operations._patterns import Patterns
 from operations._resilience import TimeLimit
 from operations._text import enforce_lists, printable
 from operations.access import AccessControl, Identity, check_access
@@ -50,6 +51,11 @@ class Listed(Protocol):
     @property
     def access_control(self) -> AccessControl:
         """The access that a call requires."""
+        ...
+
+    @property
+    def authority(self) -> bool:
+        """Whether it administers authority."""
         ...
 
 
@@ -78,6 +84,10 @@ class Caller(Protocol):
         """Return the specs of all operations."""
         ...
 
+    def get_spec(self, operation_id: str) -> Listed | None:
+        """Return the spec of an operation; None if it is not registered."""
+        ...
+
     async def call_by(
         self, execute: "Execute", function: object, /, *arguments: Any, **named: Any
     ) -> Any:
@@ -87,7 +97,9 @@ class Caller(Protocol):
 
 def may_call(spec: Listed, context: "OperationContext") -> bool:
     """Return whether a caller may call an operation, and may therefore see it."""
-    return context.trusted or check_access(spec.access_control, context.identity, spec.id)
+    return context.trusted or check_access(
+        spec.access_control, context.identity, spec.id, authority=spec.authority
+    )
 
 
 Execute: TypeAlias = Callable[[str, JSONObject], Awaitable[ResponseEnvelope[Any]]]
@@ -118,7 +130,20 @@ class Reach(msgspec.Struct, frozen=True, eq=False):
     """The calls that the handler of an operation may make on the authority of the operation."""
 
     operation_id: str
-    covers: Callable[[str], bool]
+    patterns: Patterns
+
+    def covers(self, operation_id: str, registry: Caller | None) -> bool:
+        """Return whether the handler may call an operation of `registry` on the authority of its own operation.
+
+        A pattern allows neither an operation that administers authority, nor one that is not registered, because a
+        remote may administer authority with it.
+        """
+        if operation_id in self.patterns.ids:
+            return True
+        if registry is None or not self.patterns.cover(operation_id):
+            return False
+        spec = registry.get_spec(operation_id)
+        return spec is not None and not spec.authority
 
 
 _BATCH = 256
@@ -230,11 +255,15 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         # A hub names it in the grant of a call that it forwards.
         return None if grant is None or grant.origin is None else grant.origin.authority
 
-    def child(self, operation_id: str) -> "OperationContext":
+    def child(self, operation_id: str, registry: Caller | None = None) -> "OperationContext":
         """Return the context of a nested call, with this call's identity and remaining time.
 
         The nested call runs on the authority of the current operation if that declared it in `calls`, else as the
         caller.
+
+        Args:
+            operation_id: The called operation.
+            registry: Its registry, if it is not that of the current operation.
         """
         reach = self.reach
         return OperationContext(
@@ -242,7 +271,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             identity=self.identity,
             trusted=self.trusted,
             authority=(reach.operation_id, operation_id)
-            if reach is not None and reach.covers(operation_id)
+            if reach is not None and reach.covers(operation_id, registry or self.registry)
             else None,
             whole=True,
             metadata=self.metadata,
@@ -461,8 +490,8 @@ class OperationEnv:
         for spec in self._registry.specs():
             if self._allows(spec.id) and (
                 context.trusted
-                or (context.reach is not None and context.reach.covers(spec.id))
-                or check_access(spec.access_control, context.identity, spec.id)
+                or (context.reach is not None and context.reach.covers(spec.id, self._registry))
+                or may_call(spec, context)
             ):
                 yield spec.id
 
@@ -470,13 +499,14 @@ class OperationEnv:
         """Run an operation as part of this call."""
         registry = self._admit(operation_id)
         return await self._context.nest(
-            registry.execute(operation_id, input, self._context.child(operation_id))
+            registry.execute(operation_id, input, self._context.child(operation_id, registry))
         )
 
     def subscribe(self, operation_id: str, input: Any = None) -> Stream:
         """Open a subscription as part of this call."""
-        child = self._context.child(operation_id)
-        items = self._admit(operation_id).subscribe(operation_id, input, child)
+        registry = self._admit(operation_id)
+        child = self._context.child(operation_id, registry)
+        items = registry.subscribe(operation_id, input, child)
         self._context.hold(items)
         return items
 

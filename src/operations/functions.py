@@ -68,6 +68,10 @@ class OperationOptions(TypedDict, total=False):
     """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
     other nested call is checked as its caller."""
 
+    authority: bool
+    """Whether it administers authority, or the hub: then no pattern of a grant or of `calls` allows it, only its exact
+    id."""
+
     meta: JSONObject
     """Additional data of the spec."""
 
@@ -173,6 +177,7 @@ def _read_operation(
         error_schemas=tuple(options.get("errors", ())),
         access_control=_access_of(options),
         idempotent=options.get("idempotent", False),
+        authority=options.get("authority", False),
         meta=options.get("meta", {}),
     )
     return Operation(

@@ -117,6 +117,7 @@ OPERATION_SPEC_SCHEMA = Schema(
             "tags": _TEXTS,
             "errorSchemas": {"type": "array", "items": _ERROR},
             "idempotent": _FLAG,
+            "authority": _FLAG,
             "_meta": {"type": "object"},
         },
     )

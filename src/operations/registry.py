@@ -300,7 +300,8 @@ class OperationRegistry(Registrations):
             namespace, _, name = operation_id.partition(".")
             kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
             with suppress(ValueError):
-                spec = OperationSpec(namespace=namespace, name=name, type=kind)
+                # The remote may administer authority with it, so that no pattern allows it.
+                spec = OperationSpec(namespace=namespace, name=name, type=kind, authority=True)
                 return Operation(spec, forward(spec, self._remote), forwards=True)
         raise self.not_found(operation_id, context)
 

@@ -166,6 +166,10 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     idempotent: bool = False
     """Whether running it twice has the same effect as running it once."""
 
+    authority: bool = False
+    """Whether it administers authority, or the hub. Then no pattern allows it, only its exact id in a grant or in the
+    `calls` of an operation."""
+
     meta: JSONObject = msgspec.field(default_factory=dict[str, Any], name="_meta")
     """Data of the adapter, such as the origin; not part of the contract. `_meta` on the wire."""
 
@@ -195,6 +199,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             ("title", self.title or "", str),
             ("description", self.description, str),
             ("meta", self.meta, dict),
+            ("authority", self.authority, bool),
             ("the access rule", self.access_control, AccessControl),
             *(("a tag", tag, str) for tag in self.tags),
             *(("an error", error, ErrorDefinition) for error in self.error_schemas),
@@ -268,6 +273,8 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             wire["errorSchemas"] = [error.to_wire() for error in self.error_schemas]
         if self.idempotent:
             wire["idempotent"] = True
+        if self.authority:
+            wire["authority"] = True
         if self.meta:
             wire["_meta"] = self.meta
         return wire
@@ -503,6 +510,8 @@ Changes: TypeAlias = dict[str, tuple[Any, Any]]
 def restrictions(known: Operation, current: Operation) -> Changes:
     """Return what an application has changed in an imported operation: its access rule, approval and time limit.
 
+    An operation that administered authority once does so until it is imported anew, whatever its source declares later.
+
     Args:
         known: The operation as it was imported.
         current: The operation as it is registered.
@@ -512,7 +521,10 @@ def restrictions(known: Operation, current: Operation) -> Changes:
         "approve": (known.approve, current.approve),
         "timeout": (known.timeout, current.timeout),
     }
-    return {key: (before, now) for key, (before, now) in pairs.items() if now != before}
+    changes: Changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    if current.spec.authority:
+        changes["authority"] = known.spec.authority, True
+    return changes
 
 
 def restricted(new: Operation, changes: Changes) -> Operation:
@@ -521,12 +533,17 @@ def restricted(new: Operation, changes: Changes) -> Operation:
     If the new operation has a rule of its own, which the application has not seen, both rules apply.
     """
     fields: dict[str, Any] = {}
+    spec = new.spec
+    if "authority" in changes and not spec.authority:
+        fields["spec"] = spec = msgspec.structs.replace(spec, authority=True)
     for key, (before, now) in changes.items():
+        if key == "authority":
+            continue
         own = new.spec.access_control if key == "access_control" else getattr(new, key)
         fields[key] = now if own == before else _stricter(own, now)
     if "access_control" in fields:
         access = fields.pop("access_control")
-        fields["spec"] = msgspec.structs.replace(new.spec, access_control=access)
+        fields["spec"] = msgspec.structs.replace(spec, access_control=access)
     return msgspec.structs.replace(new, **fields) if fields else new
 
 

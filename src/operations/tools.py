@@ -141,6 +141,10 @@ class ToolConfig:
     approve: ApprovalRule | bool | None = None
     """The calls that a person must approve, and the scope to approve them; `true` for all calls with the defaults."""
 
+    authority: bool | None = None
+    """Whether the operation administers authority, so that no pattern of a grant allows it. Only `true`, for operations
+    whose source does not declare it, such as a proxy that does not pass it on."""
+
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
         enforce_policy(self.output)
@@ -149,6 +153,8 @@ class ToolConfig:
         for pointer in self.select or ():
             if not pointer.startswith("/"):
                 raise ValueError("select must contain JSON pointers, which begin with /")
+        if self.authority is False:
+            raise ValueError("authority can only be true: no setting removes it from an operation")
         if self.max_bytes is not None and self.max_bytes < MIN_PAGE:
             raise ValueError(f"max_bytes must be at least {MIN_PAGE}")
 
@@ -267,6 +273,8 @@ def _configured(
     if config.rename is not None:
         namespace, _, name = config.rename.partition(".")
         spec = with_fields(spec, namespace=namespace, name=name)
+    if config.authority:
+        spec = with_fields(spec, authority=True)
     output = config.output or operation.output
     # Access has been checked before this runs.
     inner = with_fields(

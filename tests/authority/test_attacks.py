@@ -147,15 +147,17 @@ async def test_duplicate_keys_in_a_block_cannot_widen() -> None:
 
     assert found is not None
     assert found.grant is not None
-    assert found.grant.covers("task.a")
-    assert not found.grant.covers("task.b")
+    assert found.grant.covers("task.a", authority=False)
+    assert not found.grant.covers("task.b", authority=False)
 
 
-@pytest.mark.parametrize("pattern", ["*", "?pprovals.*", "[a]pprovals.*", "**", "appr*"])
-async def test_only_a_literal_pattern_lets_a_grant_answer(pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern", ["*", "?pprovals.*", "[a]pprovals.*", "**", "appr*", "approvals.*"]
+)
+async def test_only_its_exact_id_lets_a_grant_answer(pattern: str) -> None:
     identity = await agent(operations=[pattern])
     assert identity.grant is not None
-    assert not identity.grant.covers("approvals.answer")
+    assert not identity.grant.covers("approvals.answer", authority=True)
 
 
 async def test_a_later_revocation_of_the_same_id_does_not_end_the_first(

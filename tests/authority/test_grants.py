@@ -98,8 +98,13 @@ def test_no_narrowing_allows_a_call_that_an_earlier_block_rejects(
         limits = grant.rules(operation_id)
         seen.append(
             (
-                grant.covers(operation_id)
-                and grant.accepts(operation_id, value, lambda given: given),
+                grant.covers(operation_id, authority=operation_id.startswith("approvals."))
+                and grant.accepts(
+                    operation_id,
+                    value,
+                    lambda given: given,
+                    authority=operation_id.startswith("approvals."),
+                ),
                 not limits.approve,
                 -len(limits.accepts),
                 set(limits.budgets),
@@ -293,16 +298,16 @@ async def test_an_expired_grant_stays_expired_if_the_clock_goes_back(
     identity = await grants.resolve(token)
     assert identity is not None
     assert identity.grant is not None
-    assert identity.grant.covers("a.b")
+    assert identity.grant.covers("a.b", authority=False)
 
     times.pass_by(121)
-    assert not identity.grant.covers("a.b")
+    assert not identity.grant.covers("a.b", authority=False)
     times.wall -= 1000
     with pytest.raises(GrantError, match="expired"):
         await grants.resolve(token)
     assert "was set back" in caplog.text
     times.wall = float("nan")
-    assert not identity.grant.covers("a.b")
+    assert not identity.grant.covers("a.b", authority=False)
     with pytest.raises(ValueError, match="NaN"):
         await grants.resolve(token)
 
@@ -320,14 +325,14 @@ async def test_a_clock_that_goes_back_a_little_is_tolerated_and_a_larger_step_de
 
     for back, is_covered in ((59, True), (2, False), (-2, True), (600, False), (-600, True)):
         times.wall -= back
-        assert identity.grant.covers("a.b") is is_covered
+        assert identity.grant.covers("a.b", authority=False) is is_covered
         assert has_expired(person) is not is_covered
-        assert endless.grant.covers("a.b")
+        assert endless.grant.covers("a.b", authority=False)
     times.wall -= 600
-    assert not identity.grant.covers("a.b")
+    assert not identity.grant.covers("a.b", authority=False)
     # The clock is corrected slowly: it runs while the time that passes is not counted.
     times.wall += 599
-    assert identity.grant.covers("a.b")
+    assert identity.grant.covers("a.b", authority=False)
 
 
 @pytest.mark.parametrize("year", [365 * 24 * 3600])
@@ -346,7 +351,7 @@ async def test_a_step_forward_does_not_last(
     assert identity.grant is not None
 
     times.wall += year
-    assert not identity.grant.covers("a.b")
+    assert not identity.grant.covers("a.b", authority=False)
     assert "was set forward" in caplog.text
     during = grants.create(ALICE, "bot", operations=["*"], seconds=3600)
     with pytest.raises(GrantError, match="expired"):
@@ -355,7 +360,7 @@ async def test_a_step_forward_does_not_last(
     times.pass_by(60)
 
     # Grants are valid again, those made meanwhile are not valid for a year, and revocations were not removed.
-    assert identity.grant.covers("a.b")
+    assert identity.grant.covers("a.b", authority=False)
     assert await grants.resolve(during) is not None
     with pytest.raises(GrantError, match="revoked"):
         await grants.resolve(revoked)
@@ -836,11 +841,18 @@ async def test_settings_and_middleware_count_a_call_once() -> None:
     assert await outcome(registry, context, "task.add", n=1) == ErrorCode.RESOURCE_EXHAUSTED
 
 
-def test_only_a_pattern_of_its_own_lets_a_grant_answer_approvals() -> None:
-    for operations, allowed in ((("*",), False), (("approvals.*",), True)):
+@pytest.mark.requirement("R66")
+def test_only_its_exact_id_lets_a_grant_answer_approvals() -> None:
+    for operations, allowed in (
+        (("*",), False),
+        (("approvals.*",), False),
+        (("approvals.answer",), True),
+    ):
         block = Block(id="1", holder="bot", operations=operations)
         grant = Grant(blocks=(block,), keys=("k",))
-        assert grant.covers("approvals.answer") is allowed
+        assert grant.covers("approvals.answer", authority=True) is allowed
         identity = Identity("alice", grant=grant)
-        assert check_access(AccessControl(), identity, "approvals.answer") is allowed
+        assert (
+            check_access(AccessControl(), identity, "approvals.answer", authority=True) is allowed
+        )
         assert check_access(AccessControl(), identity) is False

@@ -94,7 +94,11 @@ def enter(plan: CallPlan, context: OperationContext) -> None:
     try:
         permits, identity = plan.permits, context.identity
         grant = None if identity is None else identity.grant
-        is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
+        is_covered = (
+            grant is None
+            or not plan.operation.needs_grant
+            or grant.covers(plan.id, authority=plan.spec.authority)
+        )
         is_permitted = (
             (is_covered and (permits is None or permits(identity)))
             or plan.is_inner
@@ -119,7 +123,10 @@ def has_authority(plan: CallPlan, context: OperationContext) -> bool:
     # The authority is valid for one operation: a handler that forwards its own context gains no other access.
     if context.authority is not None and context.authority[1] == plan.id:
         return True
-    return has_delegated_authority(plan.spec.access_control, context.identity, plan.id)
+    spec = plan.spec
+    return has_delegated_authority(
+        spec.access_control, context.identity, spec.id, authority=spec.authority
+    )
 
 
 async def guard(
@@ -141,7 +148,7 @@ async def guard(
                 raise _denied(plan)
             # A grant may be revoked after its token was resolved, while a call or an agent runs.
             if grant is not None and (
-                not grant.accepts(plan.id, value, plan.completed)
+                not grant.accepts(plan.id, value, plan.completed, authority=plan.spec.authority)
                 or (grant.issuer is not None and await grant.issuer.is_revoked(grant))
             ):
                 raise _denied(plan)
@@ -258,7 +265,10 @@ async def invoke(
         if (
             plan.is_plain
             and context.reach is None
-            and (grant is None or grant.is_enough(plan.id, value, plan.completed))
+            and (
+                grant is None
+                or grant.is_enough(plan.id, value, plan.completed, authority=plan.spec.authority)
+            )
         ):
             result: Any = plan.handler(value, context)
         else:

@@ -22,9 +22,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec.json import encode
 
+from operations._patterns import Patterns
 from operations._resilience import LogThrottle
 from operations._text import counted, enforce_lists
-from operations.access import pattern_test, permission, resource_permission
+from operations.access import permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
 from operations.envelopes import ResponseEnvelope
@@ -414,7 +415,7 @@ class CallPlan:
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
         self.permits_input = resource_permission(spec.access_control)
         calls = host.calls if operation.calls is None else tuple(operation.calls)
-        self.reach = Reach(self.id, pattern_test(calls)) if calls else None
+        self.reach = Reach(self.id, Patterns(calls)) if calls else None
         self.admits = not is_inner and (
             operation.approve is not None or host.authority.ledger is not None
         )

@@ -13,7 +13,6 @@ from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -22,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from operations._json import JSONValueError, to_json
+from operations._patterns import Patterns
 from operations._text import enforce_lists, suggestion, tool_name
 from operations.access import Identity, access_denied
 from operations.agents.providers import (
@@ -211,6 +211,7 @@ class Toolbox:
         self._registry = registry
         self._identity = identity
         self._allow = tuple(allow)
+        self._allowed = Patterns(allow)
         self._max_bytes = max_bytes
         self._max_tools = max_tools
         self._timeout = timeout
@@ -301,7 +302,7 @@ class Toolbox:
     def _shows(self, spec: OperationSpec, context: OperationContext) -> bool:
         return (
             spec.type is not OperationType.SUBSCRIPTION
-            and any(fnmatchcase(spec.id, pattern) for pattern in self._allow)
+            and (spec.id in self._allow if spec.authority else self._allowed.cover(spec.id))
             and may_call(spec, context)
         )
 

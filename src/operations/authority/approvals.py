@@ -242,7 +242,7 @@ class Approvals:
         await self._store.announce()
         return new if is_changed else None
 
-    @operation("approvals.answer", scopes=[SCOPE])
+    @operation("approvals.answer", scopes=[SCOPE], authority=True)
     async def answer(
         self, id: Id, approve: bool, context: OperationContext, reason: str | None = None
     ) -> Approval:
@@ -274,7 +274,7 @@ class Approvals:
             )
         return done
 
-    @operation("approvals.list", type="query", scopes=[SCOPE])
+    @operation("approvals.list", type="query", scopes=[SCOPE], authority=True)
     async def pending(self, context: OperationContext) -> list[Approval]:
         """List the calls that wait for approval, with operation, exact input, caller and acting parties."""
         found: list[Approval] = []
@@ -284,7 +284,7 @@ class Approvals:
                 found.append(record)
         return sorted(found, key=lambda record: record.created)
 
-    @operation("approvals.watch", scopes=[SCOPE])
+    @operation("approvals.watch", scopes=[SCOPE], authority=True)
     async def watch(self, context: OperationContext) -> AsyncGenerator[list[Approval]]:
         """Return the calls that wait for approval now, and again whenever they change."""
         before: list[Approval] | None = None

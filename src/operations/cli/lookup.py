@@ -180,6 +180,7 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
         "tags": ", ".join(spec.tags),
         "access": access_in_words(spec.access_control),
         "repeats": "may safely be called twice" if spec.idempotent else "",
+        "authority": "a grant must name its id: no pattern allows it" if spec.authority else "",
     }
     for name, fact in facts.items():
         if fact:

@@ -183,13 +183,13 @@ class Front:
                 operation.
         """
         access = spec.access_control
-        if check_access(access, identity, spec.id):
+        if check_access(access, identity, spec.id, authority=spec.authority):
             return
         scopes = {*access.required_scopes, *(access.required_scopes_any or ())}
         # For the operator only: callers cannot distinguish a hidden operation from an unknown one.
         caller = "a caller without identity" if identity is None else printable(identity.id)
         grant = None if identity is None else identity.grant
-        if grant is not None and not grant.covers(spec.id):
+        if grant is not None and not grant.covers(spec.id, authority=spec.authority):
             logger.info("%s may not call %s: its grant does not cover it", caller, spec.id)
         else:
             needed = json.encode(access).decode()

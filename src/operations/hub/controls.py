@@ -309,12 +309,12 @@ def control_operations(hub: Hub) -> list[Any]:
         await action(supervisor)
         return report(supervisor.source)
 
-    @operation(SOURCES, type="query", scopes=[SCOPE])
+    @operation(SOURCES, type="query", scopes=[SCOPE], authority=True)
     async def sources() -> list[SourceReport]:
         """List the sources of this hub and their states."""
         return [report(source) for source in hub.sources]
 
-    @operation("hub.watch", scopes=[SCOPE])
+    @operation("hub.watch", scopes=[SCOPE], authority=True)
     async def watch() -> AsyncGenerator[list[SourceReport]]:
         """Return the sources of this hub and their states now, and again whenever one changes."""
         sent: list[SourceReport] | None = None
@@ -326,7 +326,7 @@ def control_operations(hub: Hub) -> list[Any]:
                 yield found
             await asyncio.sleep(_SOURCES_SECONDS)
 
-    @operation("hub.retry", scopes=[SCOPE])
+    @operation("hub.retry", scopes=[SCOPE], authority=True)
     async def retry(source: str) -> SourceReport:
         """Connect to a source again now.
 
@@ -335,7 +335,7 @@ def control_operations(hub: Hub) -> list[Any]:
         """
         return await change(source, Supervisor.open_again)
 
-    @operation("hub.enable", scopes=[SCOPE])
+    @operation("hub.enable", scopes=[SCOPE], authority=True)
     async def enable(source: str) -> SourceReport:
         """Connect to a disabled source, until the hub is restarted.
 
@@ -344,7 +344,7 @@ def control_operations(hub: Hub) -> list[Any]:
         """
         return await change(source, Supervisor.open_again)
 
-    @operation("hub.disable", scopes=[SCOPE])
+    @operation("hub.disable", scopes=[SCOPE], authority=True)
     async def disable(source: str) -> SourceReport:
         """Close a source and remove its operations, until it is enabled or the hub is restarted.
 
@@ -353,7 +353,7 @@ def control_operations(hub: Hub) -> list[Any]:
         """
         return await change(source, Supervisor.disable)
 
-    @operation("hub.reload", scopes=[SCOPE])
+    @operation("hub.reload", scopes=[SCOPE], authority=True)
     async def read_again() -> list[SourceReport]:
         """Read the config file again."""
         try:
@@ -469,12 +469,12 @@ def _monitor_of(hub: Hub, broker: str | None) -> Generator[tuple[str, GroupMonit
 def worker_operations(hub: Hub) -> list[Any]:
     """Return the operations about the workers of a hub, for callers with the scope `hub:operate`."""
 
-    @operation(WORKERS, type="query", scopes=[SCOPE])
+    @operation(WORKERS, type="query", scopes=[SCOPE], authority=True)
     async def workers() -> list[BrokerReport]:
         """Show the workers of each broker, the running and waiting calls, and the number of dead letters."""
         return await look_at_workers(hub)
 
-    @operation("hub.watch_workers", scopes=[SCOPE])
+    @operation("hub.watch_workers", scopes=[SCOPE], authority=True)
     async def watch_workers() -> AsyncGenerator[list[BrokerReport]]:
         """Show the workers of each broker now, and again every two seconds."""
         # It must not keep the server from shutting down.
@@ -482,7 +482,7 @@ def worker_operations(hub: Hub) -> list[Any]:
             yield await look_at_workers(hub)
             await asyncio.sleep(_WORKERS_SECONDS)
 
-    @operation("hub.dead_letters", type="query", scopes=[SCOPE])
+    @operation("hub.dead_letters", type="query", scopes=[SCOPE], authority=True)
     async def dead_letters(broker: str | None = None) -> list[DeadLetter]:
         """List the newest dead letters: requests that were abandoned because every worker that started one was lost.
 
@@ -492,7 +492,7 @@ def worker_operations(hub: Hub) -> list[Any]:
         with _monitor_of(hub, broker) as (_, monitor):
             return await monitor.letters()
 
-    @operation("hub.replay_letter", scopes=[SCOPE])
+    @operation("hub.replay_letter", scopes=[SCOPE], authority=True)
     async def replay(letter: str, context: OperationContext, broker: str | None = None) -> Any:
         """Call the operation of a dead letter once more, and remove the letter if that succeeds.
 
@@ -517,7 +517,7 @@ def worker_operations(hub: Hub) -> list[Any]:
             envelope = await monitor.replay(letter, credential=options.get("credential"))
             return envelope.data
 
-    @operation("hub.drop_letter", scopes=[SCOPE])
+    @operation("hub.drop_letter", scopes=[SCOPE], authority=True)
     async def drop(letter: str, broker: str | None = None) -> None:
         """Remove a dead letter.
 

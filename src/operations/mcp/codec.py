@@ -139,7 +139,16 @@ def with_passed(wire: JSONObject, listed: Mapping[str, Any], export: JSONObject)
     return wire
 
 
-_CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "idempotent")
+_CARRIED = (
+    "namespace",
+    "name",
+    "version",
+    "type",
+    "tags",
+    "errorSchemas",
+    "idempotent",
+    "authority",
+)
 
 
 def export_spec(spec: OperationSpec) -> JSONObject:
@@ -194,6 +203,11 @@ def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
         input_schema=Schema(object_of(extension.get("inputSchema")) or taken, lenient=True),
         output_schema=Schema(_restored(given, extension.get("output"), RESULT), lenient=True),
     )
+
+
+def is_marked(meta: Any) -> bool:
+    """Return whether the `_meta` of a tool says that it administers authority. No trust is needed to believe that."""
+    return object_of(object_of(meta).get(META_KEY)).get("authority") is True
 
 
 def _exact(listed: JSONSchema, place: Any) -> JSONSchema:

@@ -253,6 +253,7 @@ def build_spec(tool: JSONObject, source: ServerAccess) -> OperationSpec:
         input_schema=_schema(tool["inputSchema"]),
         output_schema=_schema(tool.get("outputSchema")),
         idempotent=trusted and annotations.get("idempotentHint") is True,
+        authority=codec.is_marked(tool.get("_meta")),
         meta=meta,
     )
     if trusted:

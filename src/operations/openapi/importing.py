@@ -33,6 +33,7 @@ from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig, OperationOutline
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.exporting.components import (
+    AUTHORITY,
     Exported,
     item_schema,
     read_extension,
@@ -315,6 +316,7 @@ class Importer:
                 error_schemas=exported.error_schemas(_components(self.description)),
                 access_control=access,
                 idempotent=exported.idempotent,
+                authority=_is_marked(entry),
                 meta={"method": entry.method, "path": entry.path, "source": self._source},
             )
         except ValueError as error:
@@ -376,6 +378,7 @@ class Importer:
             error_schemas=declared.errors,
             access_control=access,
             idempotent=method in REPEATABLE - SAFE,
+            authority=_is_marked(entry),
             meta=meta,
         )
         return self._bound(spec, endpoint, None if is_stream else endpoint)
@@ -445,6 +448,11 @@ class Importer:
             found = {str(s): self.description.schemas.resolve(r) for s, r in responses.items()}
             return declared_paging(entry.operation, found)
         return rule(outline) if callable(rule) else rule.get(outline.name)
+
+
+def _is_marked(entry: DocumentOperation) -> bool:
+    """Return whether an operation object says that it administers authority."""
+    return entry.operation.get(AUTHORITY) is True
 
 
 def _title(operation: JSONObject) -> str | None:

@@ -362,6 +362,8 @@ def _spec(
     name: str, type: OperationType, title: str, description: str, output: Schema
 ) -> OperationSpec:
     return OperationSpec(
+        # A hub that imports these tools must not let a pattern allow them: they call every operation, under any id.
+        authority=type is OperationType.MUTATION,
         namespace="gateway",
         name=name,
         type=type,

@@ -18,6 +18,7 @@ from operations._text import numbered_name
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.front.public_errors import declared_status
 from operations.openapi.exporting.components import (
+    AUTHORITY,
     ERROR,
     KEY,
     PLACED,
@@ -243,6 +244,8 @@ class _Builder:
             self.is_secured = True
             scopes = [*spec.access_control.required_scopes]
             operation["security"] = [{name: scopes} for name in self._schemes]
+        if spec.authority:
+            operation[AUTHORITY] = True
         operation[KEY] = msgspec.to_builtins(
             Exported(
                 id=spec.id,

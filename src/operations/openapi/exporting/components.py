@@ -351,6 +351,9 @@ def _references(schema: JSONObject) -> list[str]:
 
 KEY = "x-operations"
 
+AUTHORITY = "x-operations-authority"
+"""Set to true in an operation object that administers authority. Importers need no trust to believe it."""
+
 PLACED = "placed"
 """Set in an error whose schema refers to the document's components; otherwise its schema is complete."""
 
