@@ -799,6 +799,7 @@ NOT_IN_THE_FILE = {
     "Identity.id": "the name of the table",
     "Identity.acting": "of a token",
     "Identity.grant": "of a token",
+    "Identity.issuer": "of a token",
     "Identity.expires_at": "of a token",
     "JWTConfig.jwks": "an object",
     "JWTConfig.identity": "a function",

@@ -355,12 +355,23 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
     grant: Grant | None = None
     """Restricts the acting parties to a subset of the access of `id`; None for no restriction."""
 
+    issuer: str | None = None
+    """The issuer of the token that names the caller; None for a caller that this server names itself, such as that of
+    an API key. The same id of two issuers names two callers."""
+
+    @property
+    def account(self) -> str:
+        """The id, with the issuer after `@` if there is one: different for all callers, without their grants."""
+        return self.id if self.issuer is None else f"{self.id}@{self.issuer}"
+
     @property
     def key(self) -> str:
-        """A key from id and grant, which distinguishes two agents of one person from each other and from the person."""
+        """A key from account and grant, which distinguishes two agents of one person from each other and the person."""
         acting, keys = self.presented
-        # Escaped, so that no id is the key of another caller.
-        names = (each.replace("\\", "\\\\").replace("\n", "\\n") for each in (self.id, *acting))
+        names = [*map(_escaped, (self.id, *acting))]
+        if self.issuer is not None:
+            # No escaped name contains a single backslash before this character.
+            names[0] += "\\@" + _escaped(self.issuer)
         return "\n".join((*names, *keys))
 
     @property
@@ -385,7 +396,12 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
             enforce_lists(acting=self.acting)
 
     def __hash__(self) -> int:
-        return hash((self.id, self.scopes))
+        return hash((self.id, self.issuer, self.scopes))
+
+
+def _escaped(name: str) -> str:
+    """Return a name without line breaks, so that no id is the key of another caller."""
+    return name.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 _CHECK = "_check"

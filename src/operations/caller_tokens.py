@@ -225,7 +225,7 @@ class CallerToken:
     """
 
     users: Mapping[str, Annotated[str, NAMED]] = field(default_factory=dict[str, str], repr=False)
-    """The token of each caller, by caller id. Calls of other callers fail."""
+    """The token of each caller, by caller id; of a caller with a token, by `id@issuer`. Calls of other callers fail."""
 
     function: FunctionName | TokenFunction | None = None
     """A function that takes the context of a call and returns its token; in a file, `module:function`."""
@@ -275,7 +275,7 @@ class CallerToken:
 
     def _of_user(self, context: OperationContext) -> str:
         identity = context.identity
-        token = None if identity is None else self.users.get(identity.id)
+        token = None if identity is None else self.users.get(identity.account)
         if token is None:
             raise CallError(
                 ErrorCode.ACCESS_DENIED,

@@ -63,6 +63,9 @@ class _CallerEvent(_CallEvent, frozen=True, kw_only=True):
     parent_request_id: str | None
     identity_id: str | None
 
+    issuer: str | None = None
+    """The issuer of the token that named the caller."""
+
     acting: tuple[str, ...] = ()
     """The parties that act for the caller, in the order of delegation."""
 
@@ -170,6 +173,9 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
     parent_request_id: str | None = None
     identity_id: str | None = None
 
+    issuer: str | None = None
+    """The issuer of the token that named the caller."""
+
     acting: tuple[str, ...] = ()
     """The parties that acted for the caller, in the order of delegation."""
 
@@ -228,6 +234,7 @@ class CallGraph:
                 operation_id=event.operation_id,
                 parent_request_id=event.parent_request_id,
                 identity_id=event.identity_id,
+                issuer=event.issuer,
                 acting=event.acting,
                 grants=event.grants,
                 authority=event.authority,

@@ -32,7 +32,9 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
             "deadline": _NUMBER,
             "timeoutMs": _NUMBER,
             "idleTimeout": _NUMBER,
-            "identity": _object({"id": _TEXT}, {"scopes": _TEXTS, "resources": _RESOURCES}),
+            "identity": _object(
+                {"id": _TEXT}, {"scopes": _TEXTS, "resources": _RESOURCES, "issuer": _TEXT}
+            ),
             "credential": _TEXT,
             "metadata": {"type": "object"},
             "replyTo": _TEXT,

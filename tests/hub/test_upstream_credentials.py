@@ -121,7 +121,7 @@ restore = true
 """
             if mcp:
                 text += f'[mcp.far]\nurl = "{address}/mcp"\n{mcp.replace("EXCHANGE", exchange)}\n'
-            (folder / "operations.toml").write_text(text)
+            (folder / "operations.toml").write_text(text.replace("ISSUER", issuer.url))
             async with open_hub(folder / "operations.toml") as hub, running(hub.app) as url:
                 yield World(issuer, upstream, url, hub)
 
@@ -198,7 +198,7 @@ async def test_a_caller_without_a_token_gets_a_clear_error_and_sends_nothing(
 
 USERS = """[openapi.crm.auth]
 type = "bearer"
-token.users = { ann = { env = "ANN_TOKEN" } }
+token.users = { "ann@ISSUER" = { env = "ANN_TOKEN" } }
 """
 FUNCTION = """[openapi.crm.auth]
 type = "bearer"
@@ -208,7 +208,7 @@ token = { function = "chosen:token_for" }
 
 async def test_each_user_has_a_token_of_its_own_in_the_file(tmp_path: Path) -> None:
     mcp = (
-        'per_caller = true\nauth.users = { ann = { env = "ANN_TOKEN" } }\n'
+        'per_caller = true\nauth.users = { "ann@ISSUER" = { env = "ANN_TOKEN" } }\n'
         'auth.own = { env = "OWN_TOKEN" }'
     )
     with anyio.fail_after(150):

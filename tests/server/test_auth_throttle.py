@@ -276,3 +276,28 @@ async def test_failed_attempts_are_forgiven_with_time(monkeypatch: pytest.Monkey
 def test_an_ipv6_network_has_one_address(host: str, address: str) -> None:
     assert client_address({"client": (host, 5000)}) == address
     assert client_address({}) == ""
+
+
+async def test_failed_attempts_count_for_the_site_of_an_ipv6_network_as_well() -> None:
+    throttle = AuthThrottle(Limits(failed_attempts_per_second=0.001, failed_attempts=2))
+
+    def reject() -> None:
+        raise CredentialError("wrong")
+
+    async def attempt(address: str) -> str:
+        try:
+            await throttle.authenticate(
+                client_address({"client": (address, 1)}), (address,), reject
+            )
+        except InvalidCredentialError:
+            return "wrong"
+        except CallError as error:
+            return error.code
+        return "valid"
+
+    # Each attempt comes from another /64 of the same /48.
+    attempts = [await attempt(f"2001:db8:1:{number:x}::1") for number in range(10)]
+
+    assert attempts == ["wrong"] * 8 + ["RESOURCE_EXHAUSTED"] * 2
+    assert await attempt("2001:db8:2::1") == "wrong"
+    assert await attempt("192.0.2.7") == "wrong"

@@ -290,6 +290,8 @@ def critical() -> str:
         (lambda: token(exp=...), 401),
         (lambda: token(nbf=time.time() + 3600), 401),
         (lambda: token(sub=...), 401),
+        (lambda: token(sub=""), 401),
+        (lambda: token(act={"sub": ""}), 401),
         (lambda: token(scope=7), 401),
         (lambda: token(key=OTHER_KEY), 401),
         (lambda: token(kid="two"), 401),
@@ -316,6 +318,8 @@ def critical() -> str:
         "no expiry",
         "not yet",
         "no subject",
+        "empty subject",
+        "empty actor",
         "odd scope",
         "other key",
         "unknown key",
@@ -355,6 +359,30 @@ async def test_the_error_of_a_token_names_different_clocks(
 
     assert response.json["message"] == f"The credential is not valid. It {reason}"
     assert unknown.json["message"] == "The credential is not valid"
+
+
+async def test_an_identity_from_a_token_has_the_issuer_of_the_token() -> None:
+    connection = HTTPConnection(
+        {"type": "http", "headers": [(b"authorization", b"Bearer " + token().encode())]}
+    )
+    mine = JWTs(
+        issuer=ISSUER, audience=AUDIENCE, jwks=jwks(), identity=lambda _: Identity("shared")
+    )
+
+    assert [
+        (each.id, each.issuer)
+        for each in [await tokens()(connection), await mine(connection)]
+        if each
+    ] == [
+        ("alice", ISSUER),
+        ("shared", ISSUER),
+    ]
+
+
+async def test_a_resolver_cannot_return_a_caller_without_an_id() -> None:
+    response = await serving(lambda _: Identity("", ["secret"])).get("/who/secret")
+
+    assert response.status == 401
 
 
 async def test_claims_become_an_identity_by_default_or_by_a_function() -> None:

@@ -85,6 +85,7 @@ def _facts(operation_id: str, context: OperationContext) -> dict[str, Any]:
         "timestamp": now(),
         "parent_request_id": context.parent_request_id,
         "identity_id": None if identity is None else identity.id,
+        "issuer": None if identity is None else identity.issuer,
         "acting": () if identity is None else identity.presented[0],
         "authority": context.authority_id,
     }

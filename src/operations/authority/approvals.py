@@ -79,6 +79,9 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     caller: str | None = None
     """The caller; None without identity."""
 
+    issuer: str | None = None
+    """The issuer of the token that named the caller."""
+
     is_operator: bool = False
     """Whether the operator made the call, at the command line or in code."""
 
@@ -265,7 +268,7 @@ class Approvals:
             raise access_denied("approvals.answer")
         state, by = (
             "approved" if approve else "denied",
-            "operator" if identity is None else identity.id,
+            "operator" if identity is None else identity.account,
         )
         done = await self._replace(record, state, answered_by=by, reason=reason)
         if done is None:
@@ -317,6 +320,8 @@ def _request(
     whose: JSONObject = {"is_operator": identity is None and context.trusted}
     if identity is not None:
         whose["caller"] = identity.id
+        if identity.issuer is not None:
+            whose["issuer"] = identity.issuer
         whose["acting"], whose["grants"] = identity.presented
     through: object = context.channel.session if identity is None else ""
     if identity is not None and identity.acting != whose["acting"]:
@@ -355,7 +360,7 @@ def _key(approval_id: str) -> str:
 
 def _owner(record: Approval) -> object:
     """Return the caller of a request and the first block of its grant, from which holders can derive others."""
-    return record.caller, record.is_operator, record.grants[:1]
+    return record.caller, record.issuer, record.is_operator, record.grants[:1]
 
 
 def _refused(record: Approval, what: str) -> CallError:
@@ -376,7 +381,8 @@ def _is_own(record: Approval, context: OperationContext) -> bool:
     if identity is None:
         return record.is_operator
     acting, keys = identity.presented
-    if identity.id == record.caller and (not record.acting or (acting and not keys)):
+    is_caller = (identity.id, identity.issuer) == (record.caller, record.issuer)
+    if is_caller and (not record.acting or (acting and not keys)):
         # A person may answer for their agents. Another agent of that person needs a grant that covers it.
         return True
     return not (set(acting).isdisjoint(record.acting) and set(keys).isdisjoint(record.grants))

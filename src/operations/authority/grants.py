@@ -84,6 +84,9 @@ class Subject(TokenPart, frozen=True, kw_only=True):
     resources: dict[str, tuple[str, ...]] | None = None
     acting: tuple[str, ...] = ()
 
+    issuer: str | None = None
+    """The issuer of the token that named the subject."""
+
     origin: GrantOrigin | None = None
     """Set if a hub minted the grant for a call."""
 
@@ -395,7 +398,9 @@ class Grants:
 
     def _remember(self, credential: str, subject: Subject, grant: Grant) -> _Resolved:
         base, grant = self._base(subject), grant.issued_by(self)
-        whose = base or Identity(subject.id, subject.scopes or (), subject.resources)
+        whose = base or Identity(
+            subject.id, subject.scopes or (), subject.resources, issuer=subject.issuer
+        )
         ends = min(grant.until, inf if whose.expires_at is None else whose.expires_at)
         holders = (each.holder for each in grant.blocks)
         identity = replace(
@@ -415,7 +420,10 @@ class Grants:
     def _base(self, subject: Subject) -> Identity | None:
         if subject.scopes is not None:
             return None
-        found = None if self._subjects is None else self._subjects(subject.id)
+        # Only callers without an issuer are known here by their id.
+        found = None
+        if self._subjects is not None and subject.issuer is None:
+            found = self._subjects(subject.id)
         if found is None or found.grant is not None:
             raise GrantError("the subject of the grant is not known here, or is a grant")
         return found
@@ -504,6 +512,7 @@ def _subject(identity: Identity, origin: GrantOrigin | None = None) -> Subject:
         scopes=tuple(sorted(identity.scopes)),
         resources=None if held is None else {key: tuple(sorted(held[key])) for key in held},
         acting=identity.acting,
+        issuer=identity.issuer,
         origin=origin,
     )
 

@@ -151,7 +151,8 @@ class Ledger:
     def _record(self, line: JSONObject, context: OperationContext) -> None:
         identity = context.identity
         if identity is not None:
-            line |= {"identity": identity.id, "acting": identity.acting or None}
+            line |= {"identity": identity.id, "issuer": identity.issuer}
+            line["acting"] = identity.acting or None
         line |= {"request": context.request_id, "authority": context.authority_id}
         try:
             with self._writing:

@@ -157,6 +157,7 @@ class KeyEntry(Entry):
             "expires_at": "of a token",
             "acting": "of a token",
             "grant": "of a token",
+            "issuer": "of a token",
         },
     )
 

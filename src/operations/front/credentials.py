@@ -15,7 +15,7 @@ from operations._text import printable
 from operations.access import Identity, with_check
 from operations.authority.grants import has_expired
 from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
-from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter
+from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter, site_prefix
 
 logger = logging.getLogger("operations")
 
@@ -28,6 +28,9 @@ _CHECK_SECONDS = 5.0
 
 DELAY_SECONDS: Final = 1.0
 """Seconds by which the response to a wrong credential is delayed after too many failed attempts from its address."""
+
+_NETWORKS: Final = 4
+"""The networks of an IPv6 site (/48) that may send as many wrong credentials as the limit for one address allows."""
 
 _MAX_DELAYED: Final = 1000
 """The largest number of delayed responses; further responses are sent at once."""
@@ -83,7 +86,7 @@ class AuthThrottle:
 
     def __init__(self, limits: Limits) -> None:
         self._checking = ConcurrencyLimiter("credentials being checked")
-        self._failures = RateLimiter()
+        self._failures, self._of_sites = RateLimiter(), RateLimiter()
         self.configure(limits)
         self._delayed = 0
         self.rejected = 0
@@ -97,7 +100,9 @@ class AuthThrottle:
     def configure(self, limits: Limits) -> None:
         """Change the limits."""
         self._checking.configure(limits.calls, limits.calls_per_caller)
-        self._failures.configure(limits.failed_attempts_per_second, limits.failed_attempts)
+        rate, burst = limits.failed_attempts_per_second, limits.failed_attempts
+        self._failures.configure(rate, burst)
+        self._of_sites.configure(None if rate is None else rate * _NETWORKS, burst * _NETWORKS)
 
     async def authenticate(
         self, address: str, credential: tuple[Hashable, ...], resolve: Callable[[], Any]
@@ -152,7 +157,10 @@ class AuthThrottle:
         if mark in self._wrong:
             self._wrong.move_to_end(mark)
             return
-        if self._failures.charge(address):
+        # Both are charged. One customer may have 65,536 networks, each with its own address here.
+        site = site_prefix(address)
+        is_of_site = site is None or self._of_sites.charge(site)
+        if self._failures.charge(address) and is_of_site:
             _remember(self._wrong, mark)
             return
         if self._delayed < _MAX_DELAYED:
@@ -226,6 +234,8 @@ async def resolved(found: Any) -> Identity | None:
         return None
     if not isinstance(identity, Identity):
         raise TypeError(f"a resolver returned {type(identity).__name__} instead of an Identity")
+    if not identity.id:
+        raise CredentialError("a caller with an empty id")
     if has_expired(identity):
         raise CredentialError("a credential that has expired", advice=EXPIRED)
     return identity

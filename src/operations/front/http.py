@@ -482,7 +482,7 @@ class RequestPipeline:
             return None
         credential: Credential | None = scope.get(CREDENTIAL)
         if credential is None:
-            key = (identity.id, hash(shown) if shown else id(scope))
+            key = (identity.account, hash(shown) if shown else id(scope))
             # A copy, so that the credential and the scope do not refer to each other.
             asked = {name: value for name, value in scope.items() if name != STATE}
             credential = Credential(identity, lambda: resolve(asked), key)

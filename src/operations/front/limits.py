@@ -122,6 +122,18 @@ def address_prefix(host: str) -> str:
     return str(IPv6Address(int(address) >> 64 << 64))
 
 
+@lru_cache(maxsize=1024)
+def site_prefix(host: str) -> str | None:
+    """Return the /48 network of an IPv6 address, which one customer may have; None for other addresses."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    if not isinstance(address, IPv6Address):
+        return None
+    return f"{IPv6Address(int(address) >> 80 << 80)}/48"
+
+
 def call_seconds(operation: Operation | None, default: float) -> float:
     """Return the default time limit of a call in seconds.
 

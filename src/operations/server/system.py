@@ -264,12 +264,16 @@ class Pages:
         if identity is None and state.pipeline.resolve is not None:
             # Callers without identity do not see each other's calls.
             return []
-        caller, whose = (None, ((), ())) if identity is None else (identity.id, identity.presented)
+        caller: tuple[str | None, str | None] = (None, None)
+        whose: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        if identity is not None:
+            caller, whose = (identity.id, identity.issuer), identity.presented
         return [
             record
             for record in self._graph or ()
             # A person also sees the calls of their agents; an agent sees only its own.
-            if record.identity_id == caller and whose in (((), ()), (record.acting, record.grants))
+            if (record.identity_id, record.issuer) == caller
+            and whose in (((), ()), (record.acting, record.grants))
         ]
 
     async def _openapi(self, state: RequestState) -> Reply:

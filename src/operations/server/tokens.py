@@ -76,6 +76,8 @@ def default_identity(claims: JSONObject, *claim: str) -> Identity:
         # RFC 8693: the outermost actor is the current one, and acts for the actor nested in it.
         acting.insert(0, str(actor["sub"]))
         actor = actor.get("act")
+    if not claims["sub"] or not all(acting):
+        raise CredentialError("a token with an empty subject or actor")
     return Identity(str(claims["sub"]), scopes, acting=tuple(acting))
 
 
@@ -145,6 +147,8 @@ class JWTs(JWTConfig):
             ) from None
         names = (self.scope_claim,) if self.scope_claim else ()
         identity = self.identity(claims) if self.identity else default_identity(claims, *names)
+        if identity.issuer is None:
+            identity = structs.replace(identity, issuer=self.issuer)
         if identity.expires_at is None:
             identity = structs.replace(identity, expires_at=(claims["exp"] + self.leeway) * 1000)
         return hold_token(identity, token)

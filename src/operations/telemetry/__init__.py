@@ -107,6 +107,9 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     identity_id: str | None = None
     """The caller; None if it is unknown."""
 
+    issuer: str | None = None
+    """The issuer of the token that named the caller."""
+
     acting: tuple[str, ...] = ()
     """The parties that act for the caller, such as the holder of a grant, in the order of delegation."""
 
@@ -165,6 +168,7 @@ class Audit:
                     request_id=event.request_id,
                     parent_request_id=event.parent_request_id,
                     identity_id=event.identity_id,
+                    issuer=event.issuer,
                     acting=event.acting,
                     authority=event.authority,
                     operation_id=event.operation_id,
