@@ -19,6 +19,7 @@ from operations.functions import (
     operation,
     operations_of,
     validate_operation,
+    warn_of_unchecked_input,
 )
 from operations.observe import Observer, RegistryChanged, notify
 from operations.specs import (
@@ -101,6 +102,7 @@ class Registrations(PipelineHost):
             ready = given
             if self._adapters and (ready := self._adapted(given)) is not given:
                 originals.append((given, ready))
+            warn_of_unchecked_input(ready)
             operation_id = ready.spec.id
             is_taken = operation_id in self._operations and not (
                 replace and operation_id in (given.spec.id, self.current_id(given.spec.id))
@@ -157,7 +159,10 @@ class Registrations(PipelineHost):
             raise RegistrationError(f"{operation_id} has no spec: call register_spec first")
         if self.current_id(operation_id) not in self._elsewhere and not replace:
             raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
-        return self.register(with_fields(known, handler=handler, blocking=None), replace=True)
+        return self.register(
+            with_fields(known, handler=handler, blocking=None, reader=None),
+            replace=True,
+        )
 
     def unregister(self, operation_id: str) -> Operation:
         """Remove an operation. Running calls continue.

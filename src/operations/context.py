@@ -33,6 +33,7 @@ from operations.access import AccessControl, Identity, check_access
 from operations.channel import CLOSED, NOTHING, CallerChannel
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
+from operations.schema import CheckedInput
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
@@ -215,6 +216,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     reach: Reach | None = None
     """The calls that the handler may make on its own authority. Set by the pipeline, on a copy."""
+
+    checked: CheckedInput | str | None = None
+    """The input that rules have checked, as the handler receives it: set by the pipeline, on a copy, for that handler
+    only. Before that, the digest of its form if another process has checked it and forwards the call."""
 
     registry: Caller | None = None
     """Runs nested calls. The registry that runs the handler sets it on a copy. Set it yourself only in the context of a

@@ -5,6 +5,7 @@ Rule 2: a method becomes an operation when its object is registered.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from operations.errors import RegistrationError
 from operations.schema import Signature, signature_of
 from operations.specs import ErrorDefinition, Operation, OperationSpec, OperationType, OutputPolicy
 from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -180,14 +183,16 @@ def _read_operation(
         authority=options.get("authority", False),
         meta=options.get("meta", {}),
     )
+    reader = signature.reader(f"input of {operation_id}")
     return Operation(
         spec,
-        signature.bind(function, f"input of {operation_id}"),
+        signature.bind_reader(function, reader),
         options.get("output"),
         signature.kind == "sync",
         timeout=options.get("timeout"),
         calls=options.get("calls"),
         signature=signature,
+        reader=reader if reader.is_typed else None,
     )
 
 
@@ -305,6 +310,19 @@ def validate_operation(candidate: object) -> Operation:
     except JSONValueError as error:
         raise RegistrationError(f"{spec.id}: the spec is not JSON: {error}") from None
     return ready
+
+
+def warn_of_unchecked_input(operation: Operation) -> None:
+    """Log that the rules of an operation reject inputs, because a part of them has no checked form."""
+    reads_input = operation.approve is not None or operation.spec.access_control.resource_input
+    if operation.reader is None or not reads_input:
+        return
+    for problem in dict.fromkeys(operation.reader.problems):
+        logger.warning(
+            "%s: its rules read the input, but a part of it cannot be checked, so that calls are denied: %s",
+            operation.spec.id,
+            problem,
+        )
 
 
 def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:

@@ -49,7 +49,7 @@ from operations._text import enforce_lists, printable, suggestion
 from operations.access import OPEN, AccessControl, Complete
 from operations.context import OperationContext
 from operations.errors import SchemaError
-from operations.schema import Schema, Signature, from_schema, schema_for
+from operations.schema import CheckedInput, Schema, Signature, from_schema, schema_for
 from operations.types import TABLE, JSONObject, JSONSchema, Seconds
 
 _logger = logging.getLogger("operations")
@@ -410,6 +410,25 @@ class FileArguments(Protocol):
         ...
 
 
+class InputReader(Protocol):
+    """Builds what a handler receives from an input, for the rules that read the input."""
+
+    @property
+    def problems(self) -> list[str]:
+        """The reasons why some inputs have no checked form."""
+        ...
+
+    def read(self, input: Any, context: OperationContext) -> CheckedInput | Awaitable[CheckedInput]:
+        """Build what the handler receives, and write its checked form.
+
+        The handler receives exactly that if `context.checked` has the result.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if a value is not valid for its type.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRule:
     """Defines the calls of an operation that a person must approve, and the scope to approve them."""
@@ -484,6 +503,9 @@ class Operation(msgspec.Struct, frozen=True):
 
     signature: Signature | None = None
     """The signature of the function, for typed calls; None if the handler is not a typed function."""
+
+    reader: InputReader | None = None
+    """Builds what the handler receives, if that may differ from the input as it was sent."""
 
     forwards: bool = False
     """Whether the handler only forwards the call, once. Then an error of the remote with `begun=False` means that this

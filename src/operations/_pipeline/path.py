@@ -31,6 +31,7 @@ from operations._json import (
     to_json,
 )
 from operations._objects import without_objects
+from operations._pipeline.checks import permits_form, permits_input, read_input, reads_input
 from operations._pipeline.lenient import convert_input, noting
 from operations._pipeline.plan import (
     Call,
@@ -140,20 +141,28 @@ async def guard(
     """
     if plan.is_inner:
         return value, context
-    identity, permits_input = context.identity, plan.permits_input
+    identity, checked = context.identity, None
     grant = None if identity is None or not plan.operation.needs_grant else identity.grant
     try:
-        if not has_authority(plan, context):
-            if permits_input is not None and not permits_input(identity, value):
+        as_caller = not has_authority(plan, context)
+        if as_caller and not permits_form(plan, grant, context, value, plan.completed):
+            raise _denied(plan)
+        if reads_input(plan, grant, context, as_caller=as_caller):
+            checked = await read_input(plan, value, context)
+            value, form = checked.input, checked.form
+            if as_caller and not permits_input(plan, grant, context, checked):
                 raise _denied(plan)
-            # A grant may be revoked after its token was resolved, while a call or an agent runs.
-            if grant is not None and (
-                not grant.accepts(plan.id, value, plan.completed, authority=plan.spec.authority)
-                or (grant.issuer is not None and await grant.issuer.is_revoked(grant))
+            if isinstance(context.checked, str) and (
+                form is None or form.digest != context.checked
             ):
                 raise _denied(plan)
+        # A grant may be revoked after its token was resolved, while a call or an agent runs.
+        issuer = None if grant is None or not as_caller else grant.issuer
+        if grant is not None and issuer is not None and await issuer.is_revoked(grant):
+            raise _denied(plan)
         if plan.admits or (grant is not None and grant.is_limited):
-            value = await plan.host.authority.admit(plan.operation, plan.digest, value, context)
+            authority = plan.host.authority
+            value = await authority.admit(plan.operation, plan.digest, value, context, checked)
     except BaseException as error:
         ledger = plan.host.authority.ledger
         if ledger is not None:
@@ -163,7 +172,9 @@ async def guard(
     further = grant if grant is None or plan.operation.forwards else grant.further
     if identity is not None and further is not grant:
         context = context.changed(identity=replace(identity, grant=further))
-    return value, context if context.reach is plan.reach else context.changed(reach=plan.reach)
+    if context.reach is not plan.reach or context.checked is not checked:
+        context = context.changed(reach=plan.reach, checked=checked)
+    return value, context
 
 
 async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> Any:
@@ -265,9 +276,15 @@ async def invoke(
         if (
             plan.is_plain
             and context.reach is None
+            and context.checked is None
             and (
                 grant is None
-                or grant.is_enough(plan.id, value, plan.completed, authority=plan.spec.authority)
+                or (
+                    not (plan.is_typed and grant.rules(plan.id).accepts)
+                    and grant.is_enough(
+                        plan.id, value, plan.completed, authority=plan.spec.authority
+                    )
+                )
             )
         ):
             result: Any = plan.handler(value, context)

@@ -415,6 +415,7 @@ class CallPlan:
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
         self.permits_input = resource_permission(spec.access_control)
         calls = host.calls if operation.calls is None else tuple(operation.calls)
+        self.is_typed = operation.reader is not None
         self.reach = Reach(self.id, Patterns(calls)) if calls else None
         self.admits = not is_inner and (
             operation.approve is not None or host.authority.ledger is not None

@@ -24,7 +24,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from operations._clock import clock, is_over, settled
-from operations._json import canonical
+from operations._json import canonical, pointer
 from operations._resilience import lent_slot
 from operations.access import Rules, access_denied
 from operations.authority.grants import enforce_valid
@@ -33,6 +33,7 @@ from operations.authority.store import LoopLocks, Signal, Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
+from operations.schema import CheckedForm, CheckedInput, Place
 from operations.specs import ApprovalRule, Operation, OperationSpec
 from operations.types import JSONObject
 
@@ -74,7 +75,12 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     id: str
     state: Literal["pending", "approved", "denied", "used"]
     operation: str
+
     input: Any
+    """The input as the handler receives it. Secrets are masked."""
+
+    generated: tuple[str, ...] = ()
+    """JSON pointers to the values of the input that are set when the call runs, and may differ then."""
 
     caller: str | None = None
     """The caller; None without identity."""
@@ -314,7 +320,12 @@ async def _ask(record: Approval, context: OperationContext) -> object:
 
 
 def _request(
-    spec: OperationSpec, digest: str, value: Any, context: OperationContext, rule: ApprovalRule
+    spec: OperationSpec,
+    digest: str,
+    value: Any,
+    context: OperationContext,
+    rule: ApprovalRule,
+    form: CheckedForm | None,
 ) -> Approval:
     identity, now = context.identity, settled()
     whose: JSONObject = {"is_operator": identity is None and context.trusted}
@@ -328,8 +339,10 @@ def _request(
         # A hub and the worker to which it forwards the call obtain separate approvals.
         through = identity.acting
     try:
-        text = canonical([whose, through, spec.id, digest, rule.scope, value])
-        copied = msgspec.json.decode(canonical(value))
+        bound = [value] if form is None else [value, form.bound]
+        text = canonical([whose, through, spec.id, digest, rule.scope, *bound])
+        shown = value if form is None else form.shown
+        copied = msgspec.json.decode(canonical(shown))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"A call of {spec.id} with files cannot be approved"
         raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
@@ -340,11 +353,21 @@ def _request(
         state="pending",
         operation=spec.id,
         input=copied,
+        generated=() if form is None else tuple(map(_pointer, form.generated)),
         scope=rule.scope,
         created=now,
         until=now + int(rule.seconds * 1000),
         **whose,
     )
+
+
+def _pointer(place: Place) -> str:
+    return "".join(map(pointer, place))
+
+
+def _applies(rule: ApprovalRule, form: CheckedForm | None) -> bool:
+    """Return whether a call needs approval for what its handler receives; True if that is unknown."""
+    return form is None or rule.applies(form.sent, lambda _: form.value)
 
 
 def _begun(asked: Approval) -> Approval:
@@ -406,7 +429,12 @@ class Authority:
         self._cleaned_at = -inf
 
     async def admit(
-        self, operation: Operation, digest: str, value: Any, context: OperationContext
+        self,
+        operation: Operation,
+        digest: str,
+        value: Any,
+        context: OperationContext,
+        checked: CheckedInput | None = None,
     ) -> Any:
         """Admit a call whose access and input were checked: check approval, then budget, then write to the ledger.
 
@@ -415,6 +443,7 @@ class Authority:
             digest: The digest of its contract.
             value: The input.
             context: The context of the call.
+            checked: What the handler receives; None if that is the input.
 
         Returns:
             The input; after an approval, exactly the approved input, even if `value` was modified.
@@ -426,12 +455,22 @@ class Authority:
         grant = None if identity is None else identity.grant
         rules = None if grant is None else grant.rules(operation_id)
         rule, by_grant = operation.approve, rules is not None and rules.approve
-        if by_grant or (rule is not None and rule.applies(value, operation.spec.completed)):
+        form = None if checked is None else checked.form
+        if (
+            by_grant
+            or (rule is not None and rule.applies(value, operation.spec.completed))
+            or (rule is not None and checked is not None and _applies(rule, form))
+        ):
+            if checked is not None and form is None and not checked.is_foreign:
+                # A person could not see what runs.
+                raise access_denied(operation_id)
             await self._remove_expired()
             rule = rule or _DEFAULT_RULE
-            asked = _request(operation.spec, digest, value, context, rule)
+            asked = _request(operation.spec, digest, value, context, rule, form)
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
-            value, used = approval.input, approval.id
+            used = approval.id
+            if checked is None:
+                value = approval.input
             await enforce_valid(context, self.store)
         if identity and grant and rules and rules.budgets:
             await self._remove_expired()

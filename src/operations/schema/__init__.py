@@ -14,6 +14,7 @@ from operations.schema.document import (
 )
 from operations.schema.explain import ValidationIssue, invalid_json, mismatch_error
 from operations.schema.python import converter_for, schema_for
+from operations.schema.python.forms import CheckedForm, CheckedInput, Place, digest_of
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
 
@@ -24,9 +25,12 @@ __all__ = [
     "CastResult",
     "Change",
     "ChangeKind",
+    "CheckedForm",
+    "CheckedInput",
     "CompiledSchema",
     "ConversionError",
     "Normalise",
+    "Place",
     "Schema",
     "SharedDefinitions",
     "Signature",
@@ -34,6 +38,7 @@ __all__ = [
     "assert_is_schema",
     "collect_errors",
     "converter_for",
+    "digest_of",
     "format_value_errors",
     "from_schema",
     "invalid_json",

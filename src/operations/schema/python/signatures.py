@@ -9,27 +9,47 @@ import inspect
 import types
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
 
 from operations._json import reject_masked, to_json
-from operations.errors import ErrorCode, RegistrationError, SchemaError
+from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue, mismatch_error
-from operations.schema.python import read
+from operations.schema.python import Foreign, read
 from operations.schema.python.annotations import is_unpack, origin_of, parse_docstring, peel
-from operations.schema.python.records import Field, Record, default_of
+from operations.schema.python.forms import (
+    CheckedForm,
+    CheckedInput,
+    ForeignNames,
+    FormError,
+    FormWriter,
+)
+from operations.schema.python.records import (
+    Array,
+    Field,
+    FixedTuple,
+    Record,
+    Table,
+    default_of,
+)
 from operations.schema.python.shapes import (
     MISSING,
     CollectedDefs,
     ConversionError,
-    Converter,
+    Either,
+    Enumeration,
     Named,
+    Refined,
+    Scalar,
     Shape,
     Unknown,
     document_of,
+    to_float,
+    to_int,
 )
 from operations.types import JSONObject
 
@@ -190,7 +210,15 @@ class Signature:
         If a value is not valid for its type, the handler raises `CallError` with `VALIDATION_ERROR` and does not call
         `function`; `subject` is the name of the input in the message.
         """
-        handler = self._bind_any(function, self.record.converter(), subject)
+        return self.bind_reader(function, self.reader(subject))
+
+    def reader(self, subject: str = "input") -> "ArgumentReader":
+        """Return the reader that builds the arguments of the function from its input."""
+        return ArgumentReader(self, subject)
+
+    def bind_reader(self, function: Callable[..., Any], reader: "ArgumentReader") -> Handler:
+        """Return a handler as `bind` does, which uses the arguments that `reader` has built for the call, if any."""
+        handler = self._bind_any(function, reader)
         guards = {
             field.name: next(iter(field.shape.exact), None)
             for field in self.record.fields
@@ -200,20 +228,20 @@ class Signature:
             return handler
         return _bind_guarded(function, guards, self.context_parameter, handler)
 
-    def _bind_any(
-        self, function: Callable[..., Any], convert: Converter | None, subject: str
-    ) -> Handler:
+    def _bind_any(self, function: Callable[..., Any], reader: "ArgumentReader") -> Handler:
         """Return the handler for every signature and every input."""
         positional, context_name = self.positional, self.context_parameter
+        is_typed = reader.is_typed
 
         def handler(input: Any, context: Any) -> Any:
             given: JSONObject = input or {}
-            try:
-                arguments = dict(given) if convert is None else convert(given)
-            except ConversionError as error:
-                raise mismatch_error(
-                    ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", error.issues()
-                ) from error
+            checked = getattr(context, "checked", None) if is_typed else None
+            if checked is None:
+                arguments = reader.build(given)
+            else:
+                # Only this call may use what was built for it.
+                context = context.changed(checked=None)
+                arguments = reader.take(checked, given)
             if context_name is not None:
                 arguments[context_name] = context
             if not positional:
@@ -253,6 +281,178 @@ class Signature:
             return convert(data), []
         except ConversionError as error:
             return data, error.issues()
+
+
+class BuiltInput(CheckedInput, kw_only=True):
+    """The arguments that were built for one call."""
+
+    arguments: dict[str, Any] | None
+    """None once a handler has received them."""
+
+
+class ArgumentReader:
+    """Builds the arguments of a function from its input, and writes their checked form.
+
+    Attributes:
+        is_typed: Whether the function may receive other values than those of the input.
+    """
+
+    def __init__(self, signature: Signature, subject: str) -> None:
+        self.is_typed = not _is_plain_record(signature.record, set())
+        self._signature = signature
+        self._convert = signature.record.converter()
+        self._subject = subject
+        self._known_names: tuple[ForeignNames, bool] | None = None
+
+    def build(self, given: JSONObject) -> dict[str, Any]:
+        """Return the arguments for an input.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if a value is not valid for its type.
+        """
+        try:
+            return dict(given) if self._convert is None else self._convert(given)
+        except ConversionError as error:
+            raise mismatch_error(
+                ErrorCode.VALIDATION_ERROR, f"Invalid {self._subject}", error.issues()
+            ) from error
+
+    def read(self, input: Any, context: Any) -> CheckedInput:
+        """Build the arguments for an input, and write their form.
+
+        Raises:
+            CallError: As `build`.
+        """
+        given: JSONObject = input or {}
+        built = BuiltInput(reader=self, input=given, arguments=self.build(given))
+        try:
+            built.form = self._form(built.arguments or {}, given)
+        except FormError as error:
+            built.problem = str(error)
+        except Exception as error:  # noqa: BLE001 - a class may have attributes that fail
+            built.problem = f"the input cannot be written as JSON ({type(error).__name__})"
+        return built
+
+    def take(self, checked: Any, given: JSONObject) -> dict[str, Any]:
+        """Return the arguments that were built for a call.
+
+        They are used once, because the function may modify them. A call that runs again builds them again, with the
+        same form.
+
+        Raises:
+            CallError: As `build`; `ACCESS_DENIED` if the form of the new arguments is another one.
+        """
+        if not isinstance(checked, BuiltInput) or not checked.is_of(self, given):
+            return self.build(given)
+        arguments, checked.arguments = checked.arguments, None
+        if arguments is not None:
+            return arguments
+        again = self.read(checked.input, None)
+        if not isinstance(again, BuiltInput) or not again.has_form_of(checked):
+            message = f"The {self._subject} is not the same when it is read again"
+            raise CallError(ErrorCode.ACCESS_DENIED, message)
+        return again.arguments or {}
+
+    @property
+    def problems(self) -> list[str]:
+        """The reasons why some inputs have no checked form."""
+        try:
+            return self._names[0].problems if self.is_typed else []
+        except Exception as error:  # noqa: BLE001 - pydantic may be unable to complete a class yet
+            return [f"its types cannot be read ({type(error).__name__})"]
+
+    @property
+    def _names(self) -> tuple[ForeignNames, bool]:
+        """The names of pydantic's classes, and whether bytes outside them are base64."""
+        if self._known_names is None:
+            names, reads_bytes = ForeignNames(), True
+            for annotation in _foreign_types(self._signature.record):
+                names.add(annotation)
+                # Metadata of pydantic may change how a value is read.
+                reads_bytes = reads_bytes and isinstance(annotation, type)
+            self._known_names = names, reads_bytes
+        return self._known_names
+
+    def _form(self, arguments: dict[str, Any], given: JSONObject) -> CheckedForm:
+        names, reads_bytes = self._names
+        writer = FormWriter(names, reads_bytes=reads_bytes)
+        form: JSONObject = {}
+        for name, value in arguments.items():
+            form[name] = writer.write(value, given.get(name, MISSING), (name,))
+        for name, parameter in self._signature.callable.parameters.items():
+            default = parameter.default
+            is_omitted = name not in arguments and name != self._signature.context_parameter
+            if is_omitted and default is not parameter.empty:
+                # A default of the program that is not JSON, such as a marker, is no input.
+                with suppress(FormError):
+                    form[name] = FormWriter(names, reads_bytes=reads_bytes).write(
+                        default, MISSING, (name,)
+                    )
+                    form[name] = writer.default(default, (name,))
+        return writer.form(form)
+
+
+def _is_plain_record(record: Record, seen: set[int]) -> bool:
+    shapes = [each.shape for each in record.fields]
+    return (
+        record.construct is None
+        and record.layout == "object"
+        and all(_is_plain(shape, seen) for shape in shapes)
+        and (record.extra is None or _is_plain(record.extra, seen))
+    )
+
+
+def _is_plain(shape: Shape, seen: set[int]) -> bool:
+    """Return whether a value of this shape is equal to the JSON that it is built from."""
+    if id(shape) in seen:
+        return True
+    seen.add(id(shape))
+    if isinstance(shape, Scalar):
+        return shape.convert in {None, to_int, to_float}
+    if isinstance(shape, Enumeration):
+        return all(value is meaning for value, meaning in shape.options)
+    if isinstance(shape, Array):
+        return shape.build in {None, tuple} and _is_plain(shape.item, seen)
+    if isinstance(shape, Table):
+        return shape.build is None and shape.key is None and _is_plain(shape.value, seen)
+    if isinstance(shape, Record):
+        return _is_plain_record(shape, seen)
+    return isinstance(shape, (Either, FixedTuple, Named, Refined, Unknown)) and all(
+        _is_plain(part, seen) for part in _parts(shape)
+    )
+
+
+def _parts(shape: Shape) -> list[Shape]:
+    """Return the shapes inside a shape."""
+    if isinstance(shape, Record):
+        extra = [] if shape.extra is None else [shape.extra]
+        return [*(each.shape for each in shape.fields), *extra]
+    if isinstance(shape, Table):
+        return [shape.value] if shape.key is None else [shape.key, shape.value]
+    if isinstance(shape, Array):
+        return [shape.item]
+    if isinstance(shape, FixedTuple):
+        return [*shape.items]
+    if isinstance(shape, Either):
+        return [*shape.members]
+    if isinstance(shape, Refined):
+        return [shape.shape]
+    return [shape.target] if isinstance(shape, Named) else []
+
+
+def _foreign_types(record: Record) -> list[Any]:
+    """Return the types in a record that pydantic validates."""
+    found: list[Any] = []
+    seen = set[int]()
+    waiting: list[Shape] = [record]
+    while waiting:
+        shape = waiting.pop()
+        if id(shape) not in seen:
+            seen.add(id(shape))
+            waiting += _parts(shape)
+            if isinstance(shape, Foreign):
+                found.append(shape.annotation)
+    return found
 
 
 def signature_of(
