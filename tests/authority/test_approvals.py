@@ -42,7 +42,7 @@ from operations.authority import (
     new_block,
 )
 from operations.authority import approvals as module
-from operations.authority.ledger import Ledger, LedgerError, verify
+from operations.authority.ledger import Ledger, LedgerError, _signed, verify
 from operations.channel import CallerChannel
 from operations.front.limits import ConcurrencyLimiter
 from operations.tools import ToolConfig, configure_tools
@@ -758,3 +758,46 @@ async def test_a_ledger_records_how_many_lines_could_not_be_written(
     assert [line.get("lost") for line in lines_of(path)] == [40, None, None, None]
     (warning,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert str(path) in warning.getMessage()
+
+
+async def test_a_ledger_cannot_take_the_place_of_another_with_the_same_key(tmp_path: Path) -> None:
+    for name in ("one.jsonl", "two.jsonl"):
+        ledger = Ledger(tmp_path / name, KEY)
+        office = Office(ledger=ledger)
+        await office.call()
+        ledger.close()
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert {each["ledger"] for each in lines_of(one)} == {"one.jsonl"}
+    assert verify([one], KEY, name="one.jsonl").problem is None
+    assert verify([one], KEY).problem is None
+
+    one.write_bytes(two.read_bytes())
+
+    assert "'two.jsonl'" in str(verify([one], KEY, name="one.jsonl").problem)
+    with pytest.raises(LedgerError, match=r"it is the ledger 'two\.jsonl', not 'one\.jsonl'"):
+        Ledger(one, KEY).open()
+    # A file that log rotation has moved keeps its name.
+    rotated = tmp_path / "two.jsonl.1"
+    two.rename(rotated)
+    ledger = Ledger(two, KEY)
+    await Office(ledger=ledger).call()
+    ledger.close()
+    assert verify([rotated], KEY, name="two.jsonl").problem is None
+
+
+async def test_a_ledger_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    text, mac = _signed(KEY, msgspec.json.encode({"n": 1, "event": "begun", "previous": ""}))
+    path.write_bytes(text)
+    ledger = Ledger(path, KEY)
+    await Office(ledger=ledger).call()
+    ledger.close()
+
+    assert [each.get("ledger") for each in lines_of(path)][:2] == [None, "ledger.jsonl"]
+    assert lines_of(path)[1]["previous"] == mac
+    assert verify([path], KEY, name="ledger.jsonl").problem is None
+    # Lines without a name do not follow one with a name.
+    last = lines_of(path)[-1]
+    line = {"n": last["n"] + 1, "event": "begun", "previous": last["mac"]}
+    path.write_bytes(path.read_bytes() + _signed(KEY, msgspec.json.encode(line))[0])
+    assert verify([path], KEY).problem is not None

@@ -531,10 +531,35 @@ def test_a_grant_needs_neither_the_store_nor_the_sources_of_the_config(
         file.seek(0)
         file.write(f'setup = "missing:setup"\n{text}[brokers.store]\nurl = "redis://127.0.0.1:9"\n')
 
-    assert main(["grant", "create", "alice", "--holder", "bot", "-o", "task.*"]) == 0
+    limits = ["-o", "task.*", "--until", "1h"]
+    assert main(["grant", "create", "alice", "--holder", "bot", *limits]) == 0
     shown = capsys.readouterr()
     assert read_token(shown.out.strip())[0].id == "alice"
     assert shown.err == ""
+
+
+def test_a_grant_with_a_pattern_that_matches_nothing_or_without_an_end_is_created_with_a_warning(
+    run: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = tmp_path / "operations.toml"
+    config.write_text(config.read_text().replace("[trace]\nenabled = false\n", ""))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    grant = ["grant", "create", "alice", "--holder", "bot"]
+    # No source is opened, so before the first listing nothing is known.
+    assert main([*grant, "-o", "tsak.*", "--until", "1h"]) == 0
+    assert capsys.readouterr().err == ""
+    assert run("list")[0] == 0
+
+    limits = ["-o", "tsak.*", "-o", "task.*", "--calls", "task.nothing=1", "--approve", "hub.*"]
+    assert main([*grant, *limits]) == 0
+    shown = capsys.readouterr()
+    assert len(read_token(shown.out.strip())[1]) == 1
+    warnings = shown.err.splitlines()
+    assert "never expires" in warnings[0]
+    assert [each.split()[1] for each in warnings[1:]] == ["tsak.*", "task.nothing"]
 
 
 @pytest.mark.requirement("R63")

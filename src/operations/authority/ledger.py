@@ -5,6 +5,8 @@ Rule 1: edits, deletions, reordering and repetition break the chain. Missing lin
 Rule 2: a line contains a keyed hash of the input, never the arguments.
 Rule 3: a file has one writer. After log rotation has moved the file, a new file continues the chain.
 Rule 4: the line after lines that could not be written contains their number.
+Rule 5: each line contains the name of its ledger, so that the ledger of another process or machine with the same key
+        cannot take its place.
 """
 
 import hmac
@@ -57,6 +59,7 @@ class Ledger:
         head: A file in another place that stores the last number and HMAC.
         strict: Reject calls whose lines cannot be written.
         sync: Wait until each line is on the disk, so that a power failure loses no line.
+        name: The name of the ledger in each line; by default the name of the file.
 
     Raises:
         ValueError: If the key is too short.
@@ -70,8 +73,10 @@ class Ledger:
         head: str | Path | None = None,
         strict: bool = False,
         sync: bool = False,
+        name: str | None = None,
     ) -> None:
         self._path = Path(path)
+        self._name = name or self._path.name
         self._key = secret_key(key, "a ledger")
         self._head = None if head is None else Path(head)
         self._strict, self._sync = strict, sync
@@ -102,6 +107,8 @@ class Ledger:
             # Log rotation may have moved the file while no process was running.
             known = head or _START
             line = _read(self._key, last) if last else _Line(known, known)
+            if line.name not in (None, self._name):
+                raise ValueError(f"it is the ledger {line.name!r}, not {self._name!r}")
             if self._head is not None and known not in (line.before, line.end):
                 raise ValueError(f"it ends at line {line.end[0]}, but its head is {known[0]}")
             # After a rotation without a head, only this process knows the end.
@@ -176,7 +183,14 @@ class Ledger:
             self.open()
         number, previous = self._end
         lost = {"lost": self._unwritten - 1} if self._unwritten > 1 else {}
-        whole = {"n": number + 1, "time": clock(), **line, **lost, "previous": previous}
+        whole = {
+            "n": number + 1,
+            "ledger": self._name,
+            "time": clock(),
+            **line,
+            **lost,
+            "previous": previous,
+        }
         text, mac = _signed(self._key, msgspec.json.encode(whole))
         start = os.fstat(self._file).st_size
         try:
@@ -247,6 +261,9 @@ class _Line(NamedTuple):
     lost: int = 0
     """The number of lines between the two that could not be written."""
 
+    name: str | None = None
+    """The name of its ledger; None in a line of an earlier version."""
+
 
 def _read(key: bytes, text: bytes) -> _Line:
     """Read a line.
@@ -259,7 +276,8 @@ def _read(key: bytes, text: bytes) -> _Line:
     if not hmac.compare_digest(expected, text):
         raise ValueError("not a line of this ledger, or changed")
     line: JSONObject = msgspec.json.decode(body)
-    return _Line((line["n"] - 1, line["previous"]), (line["n"], mac), line.get("lost", 0))
+    before = line["n"] - 1, line["previous"]
+    return _Line(before, (line["n"], mac), line.get("lost", 0), line.get("ledger"))
 
 
 def _read_head(path: Path) -> _End | None:
@@ -295,8 +313,16 @@ class Verified:
     """The number of lines that could not be written, for example because the disk was full."""
 
 
-def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) -> Verified:
+def verify(
+    paths: Iterable[Path], key: str | bytes, head: Path | None = None, name: str | None = None
+) -> Verified:
     """Check the chain of a ledger, whose files are given from the oldest to the newest.
+
+    Args:
+        paths: The files.
+        key: The key.
+        head: The file with the last number and HMAC.
+        name: The name that its lines must have; by default any, but all the same.
 
     Raises:
         LedgerError: If a file or the head cannot be read.
@@ -313,6 +339,10 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
             line = _read(secret, text)
             if count and line.before != last.end:
                 raise ValueError(f"number {line.end[0]} follows {last.end[0]}")
+            # Lines of an earlier version have no name; none may follow one with a name.
+            is_early = line.name is last.name is None
+            if not is_early and line.name != (name or last.name or line.name):
+                raise ValueError(f"a line of the ledger {line.name!r}")
             first, last = first or line.end[0], line
             count, lost = count + 1, lost + line.lost
     except ValueError as error:

@@ -14,6 +14,7 @@ import msgspec
 from cyclopts import App, Parameter
 from msgspec import to_builtins
 
+from operations._patterns import Patterns as PatternSet
 from operations._text import counted, printable, visible
 from operations.access import Identity
 from operations.authority import Approval, Authority, Grants, new_block, read_token
@@ -31,8 +32,10 @@ from operations.cli.options import (
     encoded,
     local_time,
 )
+from operations.config import ConfigFile
 from operations.context import OperationContext
 from operations.errors import OperationsError
+from operations.hub.journal import recall_ids
 from operations.hub.opening import grants_of, ledgers_of, opened_authority
 
 grant_app = App(
@@ -138,7 +141,34 @@ async def create(
     if not scopes and subject not in common.load().config.access.keys:
         raise OperationsError(f"{subject} is not in [access.keys]; name its scopes with --scopes")
     whose = Identity(subject, scopes) if scopes else subject
-    common.screen().write(_grants(common).create(whose, limits.holder, **limits.options()))
+    screen, options = common.screen(), limits.options()
+    screen.write(_grants(common).create(whose, limits.holder, **options))
+    if limits.until is None:
+        screen.warn("this grant never expires: set --until, such as --until 8h, or revoke it later")
+    for pattern in _unmatched(common.load(), options):
+        screen.warn(f"{pattern} matches no operation that `operations list` has shown")
+
+
+def _unmatched(file: ConfigFile, options: BlockOptions) -> list[str]:
+    """Return the patterns of a grant that match no known operation; none if the sources have not been opened yet.
+
+    No source is opened for this: a grant can be created while they are away.
+    """
+    known = recall_ids(file)
+    if not known:
+        return []
+    patterns = dict.fromkeys(
+        (
+            *options.get("operations", ()),
+            *options.get("calls", ()),
+            *options.get("input", ()),
+            *options.get("approve", ()),
+        )
+    )
+    matching = PatternSet(patterns).matching(*known)
+    # The operations of a hub itself are registered when it serves.
+    own = ("approvals.", "hub.")
+    return [each for each in patterns if each not in matching and not each.startswith(own)]
 
 
 @grant_app.command
@@ -309,7 +339,10 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
     chains = [files] if files else [(path,) for path, _ in kept]
     for paths in chains:
         try:
-            found = verified(paths, secret, heads.get(paths[-1].resolve()))
+            place = paths[-1].resolve()
+            # Any other file may have been renamed.
+            name = paths[-1].name if place in heads else None
+            found = verified(paths, secret, heads.get(place), name)
         except LedgerError as error:
             # Check the other files as well.
             screen.failed(str(error))

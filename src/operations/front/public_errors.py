@@ -288,6 +288,16 @@ def spellings(*secrets: str) -> frozenset[str]:
     return _spelled(part for secret in secrets for part in parts_of(secret))
 
 
+_REFLECTED: Final = 8
+"""The length from which a credential is redacted in data, where a short one could be an ordinary word."""
+
+
+@lru_cache(maxsize=64)
+def reflected_spellings(*secrets: str) -> frozenset[str]:
+    """Return the secrets that are redacted in data, in every encoding."""
+    return _spelled(secret for secret in secrets if len(secret) >= _REFLECTED)
+
+
 @lru_cache(maxsize=64)
 def redaction(*secrets: str) -> Callable[[str], str]:
     """Return a function that redacts the secrets and their parts in a text."""

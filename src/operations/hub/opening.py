@@ -481,9 +481,9 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
         store = await _open_store(file, stack)
         if records and entry is not None:
             path, head = _place(file, entry, str(os.getpid()))
-            key, options = file.secret(entry.key), {"strict": entry.strict, "sync": entry.sync}
+            key, strict, sync = file.secret(entry.key), entry.strict, entry.sync
             try:
-                ledger = Ledger(path, key, head=head, **options)
+                ledger = Ledger(path, key, head=head, strict=strict, sync=sync)
             except ValueError as error:
                 raise file.error(f"cannot be used: {error}", "ledger.key") from error
             stack.callback(ledger.close)

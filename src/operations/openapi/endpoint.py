@@ -22,6 +22,7 @@ from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description, DocumentOperation
 from operations.openapi.reading.expected import Expected, ResponseData
+from operations.openapi.reflected import may_repeat, without_reflected
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
@@ -249,6 +250,10 @@ class Endpoint:
         schema = described.listed if described.is_stream else described.schema
         is_clean = not described.is_open and self._is_clean(content, described)
         data = _decode(content) if is_clean else self._data(response, described)
+        if may_repeat(content, response.secrets):
+            found = without_reflected(data, response.secrets)
+            # The schema may not accept what replaces a credential.
+            data, is_clean = found, is_clean and found is data
         meta = meta_of(response, response.secrets)
         is_clean = is_clean or described.is_open
         return DescribedEnvelope(data, meta, schema, size=len(content), is_clean=is_clean)

@@ -442,6 +442,7 @@ def _apply_http(signature: RequestCredentials, word: str, credential: Any) -> No
             " set the credential itself, or a transport that signs in.",
         )
     if is_login or word.lower() == "basic":
+        _hide_password(signature, credential)
         _authorize(signature, "Basic", _basic(credential))
     else:
         # Scheme names are case-insensitive, but some servers expect `Bearer` to be capitalised.
@@ -476,6 +477,8 @@ def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: Any) -> No
     if not is_login and not isinstance(token, str):
         raise CallError(ErrorCode.ACCESS_DENIED, _UNUSABLE)
     secret = _basic(token) if auth.type == "basic" else cast("str", token)
+    if auth.type == "basic":
+        _hide_password(signature, token)
     if auth.type == "apiKey":
         value = f"{auth.prefix or ''}{secret}"
     else:
@@ -491,6 +494,14 @@ def _auth_secret(auth: HTTPAuth) -> Any:
 
 def _auth_header(auth: HTTPAuth) -> str:
     return auth.header_name or ("X-API-Key" if auth.type == "apiKey" else "Authorization")
+
+
+def _hide_password(signature: RequestCredentials, credential: Any) -> None:
+    """Note the password of a login, which the encoded login does not contain as text."""
+    if isinstance(credential, BasicCredential):
+        signature.secrets.append(credential.password)
+    else:
+        signature.secrets.append(str(credential).partition(":")[2])
 
 
 def _basic(credential: Any) -> str:

@@ -34,6 +34,7 @@ from operations.errors import CallError, ErrorCode
 from operations.openapi.client import ServiceClient
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
+from operations.openapi.reflected import without_reflected
 from operations.openapi.responses import (
     WholeResponse,
     event_data,
@@ -370,7 +371,8 @@ class EventStream:
                 items = self._single(response)
             async with aclosing(items):
                 async for item in items:
-                    yield item
+                    data = without_reflected(item.data, secrets)
+                    yield item if data is item.data else replace(item, data=data)
             if not is_resumable:
                 self._is_over = True
 
