@@ -23,6 +23,13 @@ _LONGEST, _MOST = 200, 2_000
 """Limits of `suggestion`: characters of a name, and number of known names."""
 
 _INVISIBLE = ("Cc", "Cf", "Cn", "Co", "Cs")
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0e\uffa0\U000e0100-\U000e01ef]"
+    "|(?<![\u203c-\u3299\U0001f000-\U0001faff])\ufe0f"
+)
+"""Characters without a picture that Python counts as printable: fillers, joiners, and variation selectors except those
+of emoji."""
+
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
@@ -87,7 +94,18 @@ def counted(number: int, noun: str) -> str:
 
 def printable(text: str) -> str:
     """Return `text` on one line, with invisible characters escaped."""
-    return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
+    return _escaped(text, "", lambda part: ascii(part)[1:-1])
+
+
+def _escaped(text: str, kept: str, escape: Callable[[str], str]) -> str:
+    """Return `text` with invisible characters escaped, except those in `kept`."""
+    if text.isascii() and text.isprintable():
+        return text
+    hidden = {
+        ord(part): escape(part) for part in set(text) if not part.isprintable() and part not in kept
+    }
+    text = text.translate(hidden) if hidden else text
+    return text if text.isascii() else _BLANK.sub(lambda match: escape(match[0]), text)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -96,27 +114,23 @@ def shortened(text: str, limit: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with control characters and invisible characters escaped, for a terminal or a log."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        part if part.isprintable() or part in "\n\t" else ascii(part)[1:-1] for part in text
-    )
+    """Return `text` with invisible characters escaped except line breaks and tabs, for a terminal or a log."""
+    return _escaped(text, "\n\t", lambda part: ascii(part)[1:-1])
 
 
 def hides_something(text: str) -> bool:
     """Return whether `text` contains control, formatting (bidirectional, zero-width) or unassigned characters."""
     line = text.replace("\n", "").replace("\r", "").replace("\t", "")
-    if line.isprintable():
+    if line.isascii() and line.isprintable():
         return False
-    return any(unicodedata.category(character) in _INVISIBLE for character in line)
+    return _BLANK.search(line) is not None or any(
+        unicodedata.category(character) in _INVISIBLE for character in line
+    )
 
 
 def visible_json(text: str) -> str:
     """Return JSON text with invisible characters escaped; it has the same value."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    return _escaped(text, "\n", lambda part: json.dumps(part)[1:-1])
 
 
 def in_seconds(seconds: float) -> str:

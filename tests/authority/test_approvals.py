@@ -42,6 +42,7 @@ from operations.authority import (
     new_block,
 )
 from operations.authority import approvals as module
+from operations.authority import queue as queue_module
 from operations.authority.ledger import Ledger, LedgerError, _signed, verify
 from operations.channel import CallerChannel
 from operations.front.limits import ConcurrencyLimiter
@@ -96,7 +97,9 @@ class Office:
 
     async def pending(self, who: Identity | None = BOSS, **context: Any) -> list[Any]:
         made = OperationContext(identity=who, **context)
-        found: list[Any] = (await self.registry.execute("approvals.list", {}, made)).data
+        found: list[Any] = (await self.registry.execute("approvals.list", {}, made)).data[
+            "approvals"
+        ]
         return found
 
     async def answer(
@@ -342,7 +345,7 @@ async def test_a_waiting_call_ends_before_its_deadline_and_at_most_a_thousand_wa
 async def test_a_caller_has_a_limited_number_of_requests_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    monkeypatch.setattr(queue_module, "MAX_OPEN", 2)
     office, bob = Office(), Identity("bob", ["task"])
     full = ErrorCode.RESOURCE_EXHAUSTED
 
@@ -350,7 +353,8 @@ async def test_a_caller_has_a_limited_number_of_requests_without_an_answer(
     # Repeated calls, and other callers, are not affected.
     assert [await office.call(id=1), await office.call(who=bob, id=3)] == [REQUIRED, REQUIRED]
 
-    answer = {"id": (await office.pending())[0]["id"], "approve": True}
+    (first,) = [each for each in await office.pending() if each["input"] == {"id": 1}]
+    answer = {"id": first["id"], "approve": True}
     await office.registry.execute("approvals.answer", answer, OperationContext(identity=BOSS))
     assert await office.call(id=3) == REQUIRED
     assert await office.call(id=1) == "deleted"
@@ -359,7 +363,7 @@ async def test_a_caller_has_a_limited_number_of_requests_without_an_answer(
 async def test_calls_at_the_same_time_do_not_exceed_the_limit_of_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    monkeypatch.setattr(queue_module, "MAX_OPEN", 2)
     office = Office(Store(SQLiteValues(tmp_path / "store")))
 
     codes = await asyncio.gather(*(office.call(id=task) for task in range(10)))
@@ -371,7 +375,7 @@ async def test_calls_at_the_same_time_do_not_exceed_the_limit_of_requests(
 async def test_grants_derived_from_one_grant_share_the_limit_of_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 1)
+    monkeypatch.setattr(queue_module, "MAX_OPEN", 1)
     office, grants = Office(), Grants(KEY)
     token = grants.create(ALICE, "bot", operations=["*"])
 
@@ -475,11 +479,11 @@ async def test_the_queue_can_be_followed() -> None:
     context = OperationContext(identity=BOSS)
     queue = office.registry.subscribe("approvals.watch", {}, context)
 
-    assert (await anext(queue)).data == []
+    assert (await anext(queue)).data["approvals"] == []
     await office.call()
-    assert [each["input"] for each in (await anext(queue)).data] == [{"id": 1}]
+    assert [each["input"] for each in (await anext(queue)).data["approvals"]] == [{"id": 1}]
     await office.answer()
-    assert (await anext(queue)).data == []
+    assert (await anext(queue)).data["approvals"] == []
     await queue.aclose()
 
 
@@ -487,7 +491,7 @@ async def test_following_the_queue_does_not_delay_a_shutdown() -> None:
     office = Office()
     approvals = office.registry.authority.approvals
     queue = approvals.watch(OperationContext(trusted=True))
-    assert await anext(queue) == []
+    assert (await anext(queue)).total == 0
 
     following = asyncio.ensure_future(anext(queue))
     await anyio.wait_all_tasks_blocked()
@@ -502,7 +506,7 @@ async def test_a_call_that_waits_for_approval_does_not_delay_a_shutdown() -> Non
     office = Office(hold=60)
     approvals = office.registry.authority.approvals
     call = asyncio.create_task(office.call())
-    while not await approvals.pending(OperationContext(trusted=True)):
+    while not (await approvals.pending(OperationContext(trusted=True))).total:
         await asyncio.sleep(0)
 
     approvals.is_up = lambda: False

@@ -592,7 +592,7 @@ def anything() -> tuple[OperationRegistry, list[Any]]:
 
 async def approve_all(registry: OperationRegistry) -> None:
     approvals, boss = registry.authority.approvals, OperationContext(trusted=True)
-    for each in await approvals.pending(boss):
+    for each in (await approvals.pending(boss)).approvals:
         await approvals.answer(each.id, True, boss)
 
 
@@ -679,7 +679,7 @@ async def test_the_approved_input_runs_even_if_it_changes_meanwhile() -> None:
     value = {"amount": [1]}
     context = OperationContext(identity=ALICE)
     call = asyncio.create_task(registry.execute("task.do", {"value": value}, context))
-    while not await registry.authority.approvals.pending(OperationContext(trusted=True)):
+    while not (await registry.authority.approvals.pending(OperationContext(trusted=True))).total:
         await asyncio.sleep(0)
 
     value["amount"][0] = 1_000_000

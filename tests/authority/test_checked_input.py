@@ -313,7 +313,9 @@ class World:
             return error.code
 
     async def pending(self) -> list[Any]:
-        found: list[Any] = (await self.registry.execute("approvals.list", {}, BOSS)).data
+        found: list[Any] = (await self.registry.execute("approvals.list", {}, BOSS)).data[
+            "approvals"
+        ]
         return found
 
     async def approve(self) -> Any:

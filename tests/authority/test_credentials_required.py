@@ -99,7 +99,7 @@ async def test_an_approved_call_needs_the_credential_that_became_required(
             queue = registry.subscribe("approvals.watch", {}, OPERATOR)
             found: Any = []
             while not found:
-                found = (await anext(queue)).data
+                found = (await anext(queue)).data["approvals"]
             if required:
                 front.credentials.admit_anonymous(is_admitted=False)
             answer = {"id": found[0]["id"], "approve": True}

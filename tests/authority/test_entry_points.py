@@ -397,13 +397,15 @@ async def test_authority_only_narrows(name: str, monkeypatch: pytest.MonkeyPatch
 
         # Approvals: the exact call, once, by another person.
         assert await outcome("task.delete", parent, id=1) == "APPROVAL_REQUIRED"
-        waiting = await outcome("approvals.list", "boss")
+        waiting = (await outcome("approvals.list", "boss"))["approvals"]
         (record,) = [each for each in waiting if each["input"] == {"id": 1}]
         assert (record["operation"], record["caller"], record["acting"]) == (
             "task.delete",
             "alice",
             ["bot"],
         )
+        assert await outcome("approvals.get", "boss", id=record["id"]) == record
+        assert await outcome("approvals.get", parent, id=record["id"]) in REJECTED
         answer = {"id": record["id"], "approve": True}
         assert await outcome("approvals.answer", parent, **answer) in REJECTED
         assert await outcome("approvals.answer", "bob", **answer) in REJECTED
@@ -414,7 +416,11 @@ async def test_authority_only_narrows(name: str, monkeypatch: pytest.MonkeyPatch
         assert await outcome("task.delete", parent, id=1) == "APPROVAL_REQUIRED"
         assert world.ran == [1]
         await outcome("task.delete", "alice", id=5)
-        (own,) = [e for e in await outcome("approvals.list", "alice") if e["input"] == {"id": 5}]
+        (own,) = [
+            e
+            for e in (await outcome("approvals.list", "alice"))["approvals"]
+            if e["input"] == {"id": 5}
+        ]
         assert await outcome("approvals.answer", "alice", id=own["id"], approve=True) == "ACCESS_DENIED"  # fmt: skip
 
         # Revocation of a parent.
@@ -951,7 +957,8 @@ def test_several_processes_need_a_store_that_they_share(
 def test_the_threat_table_names_existing_tests() -> None:
     page = (PROJECT / "docs" / "authority.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(test_\w+)`", page))
-    files = (PROJECT / "tests" / "authority").glob("test_*.py")
+    folders = ("authority", "cli", "console")
+    files = (file for name in folders for file in (PROJECT / "tests" / name).glob("test_*.py"))
     defined = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
 
     assert len(named) > 15
@@ -1016,7 +1023,9 @@ async def test_a_worker_behind_a_hub_knows_on_whose_behalf_it_acts() -> None:
             assert await outcome("far.who", None) == "ACCESS_DENIED"
             assert await outcome("far.open", "alice") == "ACCESS_DENIED", "only what was called"
             assert await outcome("far.other", token) == "APPROVAL_REQUIRED"
-            (record,) = await hub.authority.approvals.pending(OperationContext(trusted=True))
+            (record,) = (
+                await hub.authority.approvals.pending(OperationContext(trusted=True))
+            ).approvals
             await hub.authority.approvals.answer(record.id, True, OperationContext(trusted=True))
             assert await outcome("far.other", token) == "other", "one approval is enough"
 

@@ -92,6 +92,7 @@ async def test_the_operations_that_answer_approvals_are_marked() -> None:
 
     assert [spec.id for spec in registry.specs() if spec.authority] == [
         "approvals.answer",
+        "approvals.get",
         "approvals.list",
         "approvals.watch",
     ]
@@ -159,9 +160,9 @@ async def test_an_agent_cannot_approve_a_call_of_another_person_at_a_worker() ->
     office.registry.register_object(office.registry.authority.approvals, replace=True)
     async with workers_in("far", hub, office.registry, root):
         assert await office.call(who=ALICE) == REQUIRED
-        (waiting,) = await office.registry.authority.approvals.pending(
-            OperationContext(identity=BOSS)
-        )
+        (waiting,) = (
+            await office.registry.authority.approvals.pending(OperationContext(identity=BOSS))
+        ).approvals
         token = root.create(BOSS, "bot", operations=["*"])
         agent = OperationContext(identity=await root.resolve(token))
         with pytest.raises(CallError) as caught:

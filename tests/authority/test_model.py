@@ -250,7 +250,7 @@ class Run:
     async def answer(self) -> None:
         """Let a person answer one call that waits, and compare the queues."""
         rng, model = self.random, self.model
-        waiting = await self.made("http", "boss", "approvals.list", {})
+        waiting = (await self.made("http", "boss", "approvals.list", {"limit": 100}))["approvals"]
         pending = [
             key
             for key, (state, until) in model.approvals.items()

@@ -1,5 +1,6 @@
 """The command line at a real terminal: prompts, progress, Ctrl-C. The tutorial's test takes the tour of the demo."""
 
+import json
 import re
 import signal
 import sys
@@ -124,6 +125,38 @@ def test_a_person_confirms_a_call_that_needs_it(
     child.sendline(answer)
 
     see(child, "2" if code == 0 else "was not confirmed")
+    assert end(child) == code
+
+
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 1)])
+def test_a_terminal_shows_the_whole_input_before_it_asks(
+    start: Start, folder: Path, answer: str, code: int
+) -> None:
+    with (folder / "operations.toml").open("a") as file:
+        file.write('\n[tools."work.ship"]\napprove = true\n[authority]\nfile = "authority.db"\n')
+    tail = "\u202eAND TRANSFER ALL MONEY"
+    given = {"to": {"street": "Elm"}, "size": "large", "notes": ["x" * 20_000 + tail]}
+    (folder / "input.json").write_text(json.dumps(given))
+    call = start("call", "work.ship", "@input.json", "--as", "alice")
+    call.expect(r"[0-9a-f]{32}-[0-9a-f]{8}")
+    assert isinstance(call.match, re.Match)
+    approval = call.match.group()
+    assert end(call) == 9
+
+    listing = start("approvals", "list")
+    see(listing, f"operations approvals show {approval}")
+    assert end(listing) == 0
+    child = start("approvals", "approve", approval)
+    see(child, "asked by")
+    see(child, "\\u202eAND TRANSFER ALL MONEY")
+    shown = child.before or ""
+    see(child, "y/N:")
+    assert shown.count("x") >= 20_000, "nothing is cut off"
+    assert "\u202e" not in shown
+    child.sendline(answer)
+
+    see(child, "approved work.ship" if code == 0 else "not approved")
     assert end(child) == code
 
 

@@ -698,7 +698,7 @@ async def test_a_call_on_stdio_that_waits_for_approval_needs_the_access_of_its_c
                 call = asyncio.create_task(client.call_tool("task__add", {}))
                 found: Any = []
                 while not found:
-                    found = (await anext(queue)).data
+                    found = (await anext(queue)).data["approvals"]
                 written(tmp_path, changed)
                 await reload(hub)
                 answer = {"id": found[0]["id"], "approve": True}

@@ -5,14 +5,16 @@ Rule 2: every change in the store is one compare-and-set, so several hubs can sh
 """
 
 from operations.access import Block, Grant
-from operations.authority.approvals import Approval, Authority
+from operations.authority.approvals import Authority
 from operations.authority.grants import GrantError, Grants, narrow, new_block, read_token
 from operations.authority.ledger import Ledger
+from operations.authority.queue import Approval, ApprovalPage
 from operations.authority.store import SQLiteValues, Store, StoreError
 from operations.specs import ApprovalRule
 
 __all__ = [
     "Approval",
+    "ApprovalPage",
     "ApprovalRule",
     "Authority",
     "Block",

@@ -15,21 +15,30 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from hashlib import sha256
 from math import inf
-from secrets import token_hex
 from time import monotonic
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
-from operations._clock import clock, is_over, settled
-from operations._json import canonical, pointer
+from operations._clock import clock, settled
+from operations._json import MAX_DEPTH, WRAPPING_DEPTH, canonical, nests_within, pointer
 from operations._resilience import lent_slot
 from operations.access import Rules, access_denied
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
-from operations.authority.store import LoopLocks, Signal, Store, StoreError
+from operations.authority.queue import (
+    KEPT,
+    MAX_PAGE,
+    PAGE,
+    SCOPE,
+    After,
+    Approval,
+    ApprovalPage,
+    ApprovalQueue,
+    Id,
+)
+from operations.authority.store import Signal, Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
@@ -37,29 +46,20 @@ from operations.schema import CheckedForm, CheckedInput, Place
 from operations.specs import ApprovalRule, Operation, OperationSpec
 from operations.types import JSONObject
 
-SCOPE: Final = "approvals:answer"
-"""The scope for listing and answering approvals; a rule may require an additional scope."""
-
 MAX_WAITING: Final = 1_000
 """The largest number of calls that wait for an answer; further calls end with `APPROVAL_REQUIRED` at once."""
 
 _MAX_INPUT = 256 * 1024
 """The largest input that a person can approve, in bytes."""
 
-_MAX_PENDING = 100
-"""The largest number of requests without an answer that one caller, or the holders of one grant, may have."""
+_MAX_WHO = 4_000
+"""The largest description of a caller that a person can read beside each of its requests, in bytes."""
 
 _BEFORE_DEADLINE = 1.0
 """A waiting call ends this many seconds before the caller's deadline."""
 
-_KEPT = 24 * 3600 * 1000
-"""Milliseconds for which a finished record, or the counters of an expired grant, stay in the store."""
-
 _CLEAN_SECONDS = 600.0
 """Seconds between two searches for records, and counters of grants, that have expired."""
-
-_NEXT = {"pending": ("approved", "denied", "used"), "approved": ("used",)}
-"""The states that may follow each state. If a caller confirms its own call, the approval is used at once."""
 
 _MAX_COUNTERS = 1_000
 """The largest number of counters of all grants derived from one grant."""
@@ -68,55 +68,11 @@ _DEFAULT_RULE = ApprovalRule()
 
 _QUESTION: JSONObject = {"type": "object", "properties": {}}
 
+_PAUSE = 0.1
+"""Seconds between two reads of the queue for one subscription: a caller may cause many changes."""
 
-class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One request for approval, and its answer."""
-
-    id: str
-    state: Literal["pending", "approved", "denied", "used"]
-    operation: str
-
-    input: Any
-    """The input as the handler receives it. Secrets are masked."""
-
-    generated: tuple[str, ...] = ()
-    """JSON pointers to the values of the input that are set when the call runs, and may differ then."""
-
-    caller: str | None = None
-    """The caller; None without identity."""
-
-    issuer: str | None = None
-    """The issuer of the token that named the caller."""
-
-    is_operator: bool = False
-    """Whether the operator made the call, at the command line or in code."""
-
-    acting: tuple[str, ...] = ()
-    """The parties that act for the caller, in the order of delegation."""
-
-    grants: tuple[str, ...] = ()
-    """The blocks of the grant that the caller presented."""
-
-    scope: str = SCOPE
-    created: int
-    until: int
-    """When the request or the approval expires, in milliseconds since the epoch."""
-
-    answered_by: str | None = None
-    reason: str | None = None
-
-    confirmed: bool = False
-    """Whether the caller itself confirmed the call, which is not an approval by another person."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the approval was used or has expired."""
-        return self.state == "used" or is_over(self.until)
-
-
-_decode = msgspec.json.Decoder(Approval).decode
-Id: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}-[0-9a-f]{8}$")]
-"""The digest of a call and a random part for each request, so that an old answer does not match a new request."""
+Reason: TypeAlias = Annotated[str, Meta(max_length=1_000)]
+Limit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
 
 class Approvals:
@@ -135,8 +91,8 @@ class Approvals:
     def __init__(self, store: Store) -> None:
         self.is_up: Callable[[], bool] = lambda: True
         self._store = store
+        self._queue = ApprovalQueue(store)
         self._waiting = 0
-        self._adding = LoopLocks()
 
     async def obtain(
         self, asked: Approval, rule: ApprovalRule, context: OperationContext, *, by_grant: bool
@@ -191,7 +147,7 @@ class Approvals:
         self._waiting += 1
         try:
             with lent_slot():
-                seconds = min(seconds, _seconds_left(record))
+                seconds = min(seconds, _seconds_until(record.until))
                 await context.answered(self._changed_within(seconds, changed))
         finally:
             self._waiting -= 1
@@ -206,54 +162,33 @@ class Approvals:
 
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; create one if there is none or the last one has ended."""
-        is_new, key = False, _key(asked.id)
-
-        def update(held: bytes | None) -> bytes:
-            nonlocal is_new
-            is_new = held is None or _decode(held).has_ended
-            return msgspec.json.encode(_begun(asked)) if held is None or is_new else held
-
-        if (record := await self._current(key)) is not None:
-            return record
-        # Calls at the same time must not find the same free place.
-        async with self._adding(repr(_owner(asked))):
-            if await self._current(key) is None:
-                await self._enforce_room(asked)
-            record = _decode(await self._store.change(key, update))
+        record, is_new = await self._queue.add(asked)
         if is_new:
             await self._store.announce()
         return record
 
-    async def _current(self, key: str) -> Approval | None:
-        """Return the record of a call if it has not ended."""
-        stored = await self._store.get(key)
-        record = None if stored is None else _decode(stored)
-        return None if record is None or record.has_ended else record
-
-    async def _enforce_room(self, asked: Approval) -> None:
-        """Raise if too many requests of the same caller have no answer: people could not find the other requests."""
-        records = map(_decode, (await self._store.items("approval")).values())
-        mine = (each for each in records if _owner(each) == _owner(asked))
-        waiting = sum(each.state == "pending" and not each.has_ended for each in mine)
-        if waiting >= _MAX_PENDING:
-            message = f"{waiting} calls of this caller wait for approval: repeat this one when they have an answer"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-
     async def _replace(self, record: Approval, state: str, **fields: Any) -> Approval | None:
-        """Change the state of a record and return it; None if its state has changed or it has ended."""
-        new: Approval = replace(record, state=state, **fields)
-        may_change = state in _NEXT.get(record.state, ()) and not record.has_ended
-        # Compare decoded records: a hub of another version may have encoded the record differently.
-        held = await self._store.get(_key(record.id)) if may_change else None
-        is_same = held is not None and _decode(held) == record
-        encoded = msgspec.json.encode(new)
-        is_changed = is_same and await self._store.swap(_key(record.id), held, encoded)
+        """Change the state of a record, and announce that the queue has changed."""
+        done = await self._queue.replace(record, state, **fields)
         await self._store.announce()
-        return new if is_changed else None
+        return done
+
+    async def remove_expired(self) -> None:
+        """Remove requests that expired some time ago."""
+        await self._queue.remove_expired()
+
+    async def _find(self, approval_id: str, context: OperationContext) -> Approval:
+        record = await self._queue.find(approval_id)
+        if record is None or record.id != approval_id or not _may_see(record.scope, context):
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"There is no approval {approval_id!r}; approvals.list shows the ids",
+            )
+        return record
 
     @operation("approvals.answer", scopes=[SCOPE], authority=True)
     async def answer(
-        self, id: Id, approve: bool, context: OperationContext, reason: str | None = None
+        self, id: Id, approve: bool, context: OperationContext, reason: Reason | None = None
     ) -> Approval:
         """Approve or deny one call. An approval is used once, by the same caller with the same input.
 
@@ -263,15 +198,12 @@ class Approvals:
             context: The context of the person who answers.
             reason: The reason, which is stored with the answer; a denied caller sees it.
         """
-        identity, held = context.identity, await self._store.get(_key(id))
-        record = None if held is None else _decode(held)
-        if record is None or record.id != id or not _may_see(record, context):
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR,
-                f"There is no approval {id!r}; approvals.list shows the ids",
-            )
+        identity, record = context.identity, await self._find(id, context)
         if _is_own(record, context):
             raise access_denied("approvals.answer")
+        if approve and record.state == "pending" and not record.has_ended:
+            # A person cannot approve an input that cannot be shown.
+            await self._queue.whole(record)
         state, by = (
             "approved" if approve else "denied",
             "operator" if identity is None else identity.account,
@@ -283,31 +215,60 @@ class Approvals:
             )
         return done
 
+    @operation("approvals.get", type="query", scopes=[SCOPE], authority=True)
+    async def get(self, id: Id, context: OperationContext) -> Approval:
+        """Return one request for approval with its exact input, whatever its length.
+
+        Args:
+            id: The id of the request.
+            context: The context of the person who answers.
+        """
+        return await self._queue.whole(await self._find(id, context))
+
     @operation("approvals.list", type="query", scopes=[SCOPE], authority=True)
-    async def pending(self, context: OperationContext) -> list[Approval]:
-        """List the calls that wait for approval, with operation, exact input, caller and acting parties."""
-        found: list[Approval] = []
-        for held in (await self._store.items("approval")).values():
-            record = _decode(held)
-            if record.state == "pending" and not record.has_ended and _may_see(record, context):
-                found.append(record)
-        return sorted(found, key=lambda record: record.created)
+    async def pending(
+        self, context: OperationContext, after: After | None = None, limit: Limit = PAGE
+    ) -> ApprovalPage:
+        """List the calls that wait for approval, the oldest first: operation, caller, acting parties and short inputs.
+
+        Inputs of more than 1,000 bytes are not listed, but their size: read them with `approvals.get`.
+
+        Args:
+            context: The context of the person who answers.
+            after: The `next` of the page before.
+            limit: The number of requests on the page.
+        """
+        return (await self._page(context, after, limit))[0]
+
+    async def _page(
+        self, context: OperationContext, after: str | None, limit: int
+    ) -> tuple[ApprovalPage, float]:
+        return await self._queue.page(lambda scope: _may_see(scope, context), after, limit)
 
     @operation("approvals.watch", scopes=[SCOPE], authority=True)
-    async def watch(self, context: OperationContext) -> AsyncGenerator[list[Approval]]:
-        """Return the calls that wait for approval now, and again whenever they change."""
-        before: list[Approval] | None = None
+    async def watch(
+        self, context: OperationContext, after: After | None = None, limit: Limit = PAGE
+    ) -> AsyncGenerator[ApprovalPage]:
+        """Return a page of the calls that wait for approval now, and again whenever it changes.
+
+        Args:
+            context: The context of the person who answers.
+            after: The `next` of the page before.
+            limit: The number of requests on the page.
+        """
+        before: ApprovalPage | None = None
         while self.is_up():
-            changed, found = self._store.changed, await self.pending(context)
-            if found != before:
-                yield found
-                before = found
-            await self._changed_within(min(map(_seconds_left, found), default=inf), changed)
+            changed, (page, ends) = self._store.changed, await self._page(context, after, limit)
+            if page != before:
+                yield page
+                before = page
+                await asyncio.sleep(_PAUSE)
+            await self._changed_within(_seconds_until(ends), changed)
 
 
-def _seconds_left(record: Approval) -> float:
-    """Return the seconds after which a request has expired."""
-    return max(0.0, (record.until - clock()) / 1000) + 0.001
+def _seconds_until(milliseconds: float) -> float:
+    """Return the seconds after which a request that ends at this time has expired."""
+    return max(0.0, (milliseconds - clock()) / 1000) + 0.001
 
 
 async def _ask(record: Approval, context: OperationContext) -> object:
@@ -341,19 +302,30 @@ def _request(
     try:
         bound = [value] if form is None else [value, form.bound]
         text = canonical([whose, through, spec.id, digest, rule.scope, *bound])
-        shown = value if form is None else form.shown
-        copied = msgspec.json.decode(canonical(shown))
+        shown = canonical(value if form is None else form.shown)
+        copied = msgspec.json.decode(shown)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"A call of {spec.id} with files cannot be approved"
         raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
-    if len(text) > _MAX_INPUT:
+    generated = () if form is None else tuple(map(_pointer, form.generated))
+    size = len(shown) + sum(map(len, generated))
+    if max(size, len(text) // 2) > _MAX_INPUT:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
+    if not nests_within(copied, MAX_DEPTH - WRAPPING_DEPTH):
+        # The list of requests could not contain it.
+        raise CallError(
+            ErrorCode.RESOURCE_EXHAUSTED, "The input is nested too deeply to be approved"
+        )
+    if len(canonical(whose)) > _MAX_WHO:
+        message = "The names of the caller and its grant are too long for an approval"
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
     return Approval(
         id=sha256(text).hexdigest()[:32],
         state="pending",
         operation=spec.id,
         input=copied,
-        generated=() if form is None else tuple(map(_pointer, form.generated)),
+        generated=generated,
+        size=size,
         scope=rule.scope,
         created=now,
         until=now + int(rule.seconds * 1000),
@@ -370,22 +342,6 @@ def _applies(rule: ApprovalRule, form: CheckedForm | None) -> bool:
     return form is None or rule.applies(form.sent, lambda _: form.value)
 
 
-def _begun(asked: Approval) -> Approval:
-    """Return a request that begins now. A call that waits may make several, and an answer is valid for one of them."""
-    now = settled()
-    until = now + asked.until - asked.created
-    return replace(asked, id=f"{asked.id}-{token_hex(4)}", created=now, until=until)
-
-
-def _key(approval_id: str) -> str:
-    return f"approval.{approval_id.partition('-')[0]}"
-
-
-def _owner(record: Approval) -> object:
-    """Return the caller of a request and the first block of its grant, from which holders can derive others."""
-    return record.caller, record.issuer, record.is_operator, record.grants[:1]
-
-
 def _refused(record: Approval, what: str) -> CallError:
     message, details = f"{record.operation} was not {what}", {"approval": record.id}
     if record.reason:
@@ -393,9 +349,9 @@ def _refused(record: Approval, what: str) -> CallError:
     return CallError(ErrorCode.ACCESS_DENIED, message, details)
 
 
-def _may_see(record: Approval, context: OperationContext) -> bool:
+def _may_see(scope: str, context: OperationContext) -> bool:
     identity = context.identity
-    return context.trusted or (identity is not None and record.scope in identity.scopes)
+    return context.trusted or (identity is not None and scope in identity.scopes)
 
 
 def _is_own(record: Approval, context: OperationContext) -> bool:
@@ -470,7 +426,7 @@ class Authority:
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
             used = approval.id
             if checked is None:
-                value = approval.input
+                value = asked.input
             await enforce_valid(context, self.store)
         if identity and grant and rules and rules.budgets:
             await self._remove_expired()
@@ -490,12 +446,11 @@ class Authority:
         self._cleaned_at = monotonic()
         # If the store does not work, the call that needs it is rejected afterwards.
         with suppress(StoreError):
-            for table in ("approval", "budget"):
-                for key, held in (await self.store.items(table)).items():
-                    # An approval has such a field as well.
-                    until = _decode_spent(held).until
-                    if until is not None and until + _KEPT < settled():
-                        await self.store.swap(key, held, None)
+            await self.approvals.remove_expired()
+            for key, held in (await self.store.items("budget")).items():
+                until = _decode_spent(held).until
+                if until is not None and until + KEPT < settled():
+                    await self.store.swap(key, held, None)
 
 
 class _Spent(msgspec.Struct):

@@ -12,16 +12,20 @@ from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
 
 from operations._patterns import Patterns as PatternSet
-from operations._text import counted, printable, visible
+from operations._text import counted, printable, visible, visible_json
 from operations.access import Identity
 from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
+from operations.authority.approvals import Approvals
 from operations.authority.grants import PREFIX, BlockOptions
 from operations.authority.ledger import LedgerError
 from operations.authority.ledger import verify as verified
+from operations.authority.queue import MAX_PAGE
+from operations.cli.call import confirm
 from operations.cli.options import (
     DEFAULTS,
     POSITIVE,
@@ -252,7 +256,7 @@ async def list_pending(*, common: Common = DEFAULTS) -> None:
         common: Options of every command.
     """
     async with _opened(common) as authority:
-        _show(await authority.approvals.pending(_OPERATOR), common.screen())
+        _list(await _all(authority.approvals), common.screen())
 
 
 @approvals_app.command
@@ -265,8 +269,21 @@ async def watch(*, common: Common = DEFAULTS) -> None:
     """
     async with _opened(common) as authority:
         with suppress(asyncio.CancelledError):
-            async for found in authority.approvals.watch(_OPERATOR):
-                _show(found, common.screen())
+            async for _ in authority.approvals.watch(_OPERATOR):
+                _list(await _all(authority.approvals), common.screen())
+
+
+@approvals_app.command(name="show")
+@command
+async def show_approval(approval: str, /, *, common: Common = DEFAULTS) -> None:
+    """Show one call that waits for approval, with its whole input.
+
+    Args:
+        approval: The id of the request.
+        common: Options of every command.
+    """
+    async with _opened(common) as authority:
+        _show(await authority.approvals.get(approval, _OPERATOR), common.screen())
 
 
 @approvals_app.command
@@ -275,6 +292,8 @@ async def approve(
     approval: str, /, *, reason: str | None = None, common: Common = DEFAULTS
 ) -> None:
     """Approve one call: it may run once, for the same caller with the same input.
+
+    On a terminal this shows the whole request first, and asks.
 
     Args:
         approval: The id of the request.
@@ -300,24 +319,74 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
 async def _answer(approval: str, reason: str | None, common: Common, *, approve: bool) -> None:
     screen = common.screen()
     async with _opened(common) as authority:
+        record = await authority.approvals.get(approval, _OPERATOR)
+        if asks := approve and screen.can_ask:
+            _show(record, screen)
+            screen.note(f"approve {record.operation} with this input, {_bytes(record)}?", "bold")
+            if not confirm(screen):
+                raise OperationsError("not approved: the request still waits")
         done = await authority.approvals.answer(approval, approve, _OPERATOR, reason)
     if screen.json:
-        screen.value(to_builtins(done))
+        screen.value(to_builtins(replace(done, input=record.input)))
+    elif asks:
+        screen.write(printable(f"{done.state} {done.operation}"))
     else:
-        screen.write(visible(f"{done.state} {done.operation} {encoded(done.input)}"))
+        screen.write(printable(f"{done.state} {done.operation} ") + _line(record))
 
 
-def _show(found: list[Approval], screen: Screen) -> None:
+async def _all(approvals: Approvals) -> list[Approval]:
+    """Return all pages of the requests that wait."""
+    page = await approvals.pending(_OPERATOR, limit=MAX_PAGE)
+    found = page.approvals
+    while page.next is not None:
+        page = await approvals.pending(_OPERATOR, page.next, MAX_PAGE)
+        found += page.approvals
+    return found
+
+
+def _list(found: list[Approval], screen: Screen) -> None:
     if screen.json:
         screen.value(to_builtins(found))
         return
     for each in found:
-        caller = "the operator" if each.is_operator else each.caller or "an unknown caller"
-        through = f", through {' and '.join(each.acting)}" if each.acting else ""
-        screen.write(visible(f"{each.id}  {each.operation}  {encoded(each.input)}"))
-        screen.note(f"  asked by {printable(caller + through)}; until {_time(each.until)}")
+        screen.write(f"{each.id}  {printable(each.operation)}  {_line(each)}")
+        screen.note(f"  asked by {_caller(each)}; until {_time(each.until)}")
     if not found:
         screen.note("no calls wait for approval")
+
+
+def _show(record: Approval, screen: Screen) -> None:
+    """Print a request with its whole input."""
+    if screen.json:
+        screen.value(to_builtins(record))
+        return
+    screen.line(("request    ", "dim"), (record.id, ""))
+    screen.line(("operation  ", "dim"), (record.operation, "bold"))
+    screen.line(("asked by   ", "dim"), (_caller(record), ""))
+    screen.line(("until      ", "dim"), (_time(record.until), ""))
+    screen.line(("input      ", "dim"), (_bytes(record), ""))
+    screen.value(record.input)
+    for place in record.generated:
+        screen.line(("set when the call runs: ", "dim"), (place, ""))
+
+
+def _line(record: Approval) -> str:
+    """Return the whole input on one line, or how to read it: never a part of it."""
+    if record.input is UNSET:
+        return f"({_bytes(record)}: operations approvals show {record.id})"
+    return visible_json(encoded(record.input))
+
+
+def _bytes(record: Approval) -> str:
+    return counted(record.size, "byte")
+
+
+def _caller(record: Approval) -> str:
+    caller = "the operator" if record.is_operator else record.caller or "an unknown caller"
+    if record.issuer is not None:
+        caller = f"{caller} of {record.issuer}"
+    through = f", through {' and '.join(record.acting)}" if record.acting else ""
+    return printable(caller + through)
 
 
 # ------------------------------------------------------------ the ledger

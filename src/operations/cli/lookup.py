@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.padding import Padding
 from rich.tree import Tree
 
-from operations._text import counted, visible
+from operations._text import counted, printable, visible
 from operations.access import AccessControl
 from operations.cli.options import (
     DEFAULTS,
@@ -112,7 +112,7 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
         screen.value([row["id"] for row in rows] if ids else rows)
     elif ids:
         for row in rows:
-            screen.write(row["id"])
+            screen.write(printable(row["id"]))
     else:
         screen.rows(
             ("operation", "type", "source", "description"),

@@ -5,8 +5,8 @@ Rule 2: a traceback is printed only with --verbose.
 Rule 3: results are written to standard output, all other text to standard error.
 Rule 4: with `--json` both contain JSON. Otherwise output is coloured and formatted on a terminal, and plain lines in a
         pipe.
-Rule 5: text from other parties (descriptions, results, messages) is printed without markup, and on a terminal without
-        control characters.
+Rule 5: text from other parties (descriptions, results, messages) is printed without markup, and with control and other
+        invisible characters escaped.
 """
 
 import asyncio
@@ -145,10 +145,12 @@ class Screen:
         sys.stdout.flush()
 
     def _print(self, text: str) -> None:
+        # Escaped in pipes as well, which often end at a terminal; the value is the same.
+        text = visible_json(text)
         if self.is_terminal:
-            self.out.print(JSONHighlighter()(visible_json(text)), soft_wrap=True)
+            self.out.print(JSONHighlighter()(text), soft_wrap=True)
         else:
-            self.write(visible_json(text) if self.out.is_terminal else text)
+            self.write(text)
 
     def write(self, text: str) -> None:
         """Print a line of text unchanged."""
@@ -274,8 +276,7 @@ class Screen:
         self.err.print_exception(width=None)
 
     def _complain(self, value: JSONObject) -> None:
-        text = encoded(value)
-        sys.stderr.write((visible_json(text) if self.err.is_terminal else text) + "\n")
+        sys.stderr.write(visible_json(encoded(value)) + "\n")
 
 
 class ExitCode(IntEnum):

@@ -32,7 +32,8 @@ let lastId = 0;
 /** A unique element id. */
 export const freshId = (prefix) => `${prefix}-${++lastId}`;
 
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+/** Characters without a picture: control, format, unassigned and ignorable ones, except the selectors of emoji. */
+const HIDDEN = /(?![\t\n])[\p{C}\p{Zl}\p{Zp}\u2800]|(?!\ufe0f)\p{Default_Ignorable_Code_Point}|(?<!\p{Extended_Pictographic})\ufe0f/gu;
 
 /** Third-party text, with invisible characters shown: control, zero-width and direction characters. */
 export function plain(text) {

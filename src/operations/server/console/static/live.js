@@ -14,14 +14,25 @@ export class LivePage {
     this.news = el("p", { class: "hint", "aria-live": "polite" }, "Connecting…");
     this.error = el("p", { class: "error", role: "alert", hidden: true });
     this.abort = new AbortController();
+    this.input = {};
+  }
+
+  /** Follow the subscription with another input. */
+  restart(input) {
+    this.input = input;
+    this.stream?.abort();
   }
 
   /** Show the hub's reports, and reconnect if the stream ends. */
   async follow() {
     let pause = 1;
     while (!this.abort.signal.aborted) {
+      const stream = new AbortController();
+      this.stream = stream;
+      const signal = AbortSignal.any([this.abort.signal, stream.signal]);
       try {
-        for await (const { data } of api.subscribe(this.watched, "{}", this.abort.signal)) {
+        for await (const { data } of api.subscribe(this.watched, stringify(this.input), signal)) {
+          if (signal.aborted) break;
           if (!this.isCurrent) this.news.textContent = "";
           this.isCurrent = true;
           this.isLost = false;
@@ -30,10 +41,12 @@ export class LivePage {
         }
       } catch (error) {
         if (this.abort.signal.aborted) return;
+        if (stream.signal.aborted) continue;
         this.isCurrent = false;
         this.isLost = error.isLost;
         this.news.textContent = `This may be out of date: ${plainString(error.message)}`;
       }
+      if (stream.signal.aborted) continue;
       await new Promise((resolve) => setTimeout(resolve, 1000 * pause));
       pause = Math.min(2 * pause, LONGEST_SECONDS);
     }
@@ -48,9 +61,14 @@ export class LivePage {
       this.news.textContent = plainString(done(envelope.data));
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.news.textContent = "";
-      fill(this.error, plainString(error.message)).hidden = false;
+      this.fail(error);
     }
+  }
+
+  /** Show why something failed. */
+  fail(error) {
+    this.news.textContent = "";
+    fill(this.error, plainString(error.message)).hidden = false;
   }
 
   leave() {
