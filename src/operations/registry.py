@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, cast, overload
 from msgspec.structs import replace as with_fields
 
 from operations._json import JSONValueError
-from operations._pipeline.path import authorize, invoke, prepare, run
+from operations._pipeline.path import authorize, invoke, prepare, run, timed
 from operations._pipeline.plan import (
     CallCounters,
     CallPlan,
@@ -123,9 +123,12 @@ class OperationRegistry(Registrations):
             context = OperationContext(registry=self)
         elif type(context) is not OperationContext or context.registry is not self:
             context = self._adopt(context)
-        has_wrappers = self._observers or self.middleware
-        if not has_wrappers and (context.deadline is None or not context.must_be_timed):
+        if self._observers or self.middleware:
+            return run(plan, input, context)
+        if context.deadline is None or not context.must_be_timed:
             return invoke(plan, input, context, plan.series)
+        if self.counters is None:
+            return timed(plan, input, context)
         return run(plan, input, context)
 
     def subscribe(

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
+from operations._deadline import NEVER, DeadlineTable
 from operations.calls.execution import AdmissionQueue
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace, WorkerConfig
-from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
 from operations.errors import CallError
 from operations.pubsub.delivery import WEIGHT, Recent
@@ -233,7 +233,7 @@ class Table:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.expired: list[str] = []
-        self.deadlines: Deadlines[Entry] = Deadlines(self.entries, self._expire)
+        self.deadlines: DeadlineTable[Entry] = DeadlineTable(self.entries, self._expire)
 
     def add(self, name: str, seconds: float) -> None:
         entry = Entry(name, asyncio.get_running_loop().time() + seconds)

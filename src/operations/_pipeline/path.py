@@ -41,7 +41,7 @@ from operations._pipeline.plan import (
     Finisher,
     Next,
     PipelineHost,
-    before,
+    within,
 )
 from operations._pipeline.reports import (
     ChangeLog,
@@ -319,19 +319,24 @@ async def invoke(
         del failure  # it refers to this frame
 
 
-async def run(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
+def run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any, Any, Envelope]:
     """Run `invoke` with observers, the deadline and middleware."""
     host = plan.host
-    path: Coroutine[Any, Any, Envelope] = (
-        _through(plan, value, context) if host.middleware else invoke(plan, value, context)
-    )
-    if context.deadline is not None and context.must_be_timed:
-        path = _timed(context.deadline, path, plan, context)
     if not host.observed and host.counters is None:
-        return await path
-    finished = report_start(host, plan.id, context)
+        return _run(plan, value, context)
+    return _reported(plan, value, context)
+
+
+def _run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any, Any, Envelope]:
+    if context.deadline is not None and context.must_be_timed:
+        return timed(plan, value, context)
+    return (_through if plan.host.middleware else invoke)(plan, value, context)
+
+
+async def _reported(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
+    finished = report_start(plan.host, plan.id, context)
     try:
-        envelope = await path
+        envelope = await _run(plan, value, context)
     except BaseException as error:
         finished(error)
         raise
@@ -362,18 +367,16 @@ async def _through(plan: CallPlan, value: Any, context: OperationContext) -> Env
         del failure  # it refers to this frame
 
 
-async def _timed(
-    deadline: float, path: Coroutine[Any, Any, Envelope], plan: CallPlan, context: OperationContext
-) -> Envelope:
-    """Run the path in its own task, so that it can be abandoned at the deadline."""
+async def timed(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
+    """Run `invoke` with the deadline and middleware."""
     seconds = context.remaining
     if seconds <= 0:
-        path.close()
+        deadline = cast("float", context.deadline)
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
         message = f"{plan.id} was not started: its time had run out{hint}"
         raise timeout_error(message, deadline, operation_id=plan.id)
-    task = asyncio.Task(path)
-    return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
+    path = _through if plan.host.middleware else invoke
+    return cast("Envelope", await within(seconds, plan, context, path, plan, value, context))
 
 
 def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> CallPlan:
@@ -411,10 +414,8 @@ def _limited(
             # The clock may have been set since.
             own = (time() + given) * 1000
         limit = TimeLimit(seconds, deadline=own, outer=outer)
-        deadline = cast("float", limit.deadline)
-        context = context.changed(deadline=deadline, limit=limit)
-        task = asyncio.Task(call(value, context))
-        return await before(deadline, min(seconds, given), task, task, plan, context)
+        context = context.changed(deadline=limit.deadline, limit=limit)
+        return await within(min(seconds, given), plan, context, call, value, context)
 
     return call_within
 

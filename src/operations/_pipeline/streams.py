@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Self, cast
 
+from operations._deadline import Alarm
 from operations._pipeline.path import (
     ENVELOPES,
     admit,
@@ -14,7 +15,7 @@ from operations._pipeline.path import (
     is_large,
     of_middleware,
 )
-from operations._pipeline.plan import Call, CallPlan, Envelope, NextStream, before
+from operations._pipeline.plan import Call, CallPlan, Envelope, NextStream, alarm_of, before
 from operations._pipeline.reports import fail, recorded, report_item, report_start
 from operations._resilience import TimeLimit
 from operations.context import OperationContext
@@ -149,18 +150,20 @@ async def _timed_items(
     The whole stream runs in one task, because a handler may hold cancel scopes open across yields, and these belong to
     the task that opened them. The handler runs only when the consumer requests an item.
     """
-    wanted: asyncio.Queue[asyncio.Future[Envelope | None]] = asyncio.Queue()
+    wanted: asyncio.Queue[tuple[asyncio.Future[Envelope | None], Alarm]] = asyncio.Queue()
 
     async def work() -> None:
         try:
             while True:
-                answer = await wanted.get()
+                answer, alarm = await wanted.get()
                 try:
                     answer.set_result(await anext(items, None))
                 except CallError as error:
                     answer.set_exception(error)
                     answer.exception()  # otherwise asyncio logs it if the reader has left
                     return
+                finally:
+                    alarm.ring()
         finally:
             # Closed in this task: a handler must close its resources in the task that opened them.
             await _close(items)
@@ -177,8 +180,13 @@ async def _timed_items(
             if limit.remaining <= 0:
                 raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
             answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
-            wanted.put_nowait(answer)
-            envelope = await before(deadline, seconds, answer, worker, plan, context)
+            alarm = alarm_of(context, seconds)
+            wanted.put_nowait((answer, alarm))
+            worker.add_done_callback(alarm.ring)
+            try:
+                envelope = await before(alarm, seconds, answer, worker, plan, context)
+            finally:
+                worker.remove_done_callback(alarm.ring)
             if envelope is None:
                 return
             yield envelope

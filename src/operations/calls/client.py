@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
+from operations._deadline import NEVER, DeadlineTable
 from operations._pipeline.streams import Subscription as EnvelopeStream
 from operations._tasks import shielded
 from operations._text import in_seconds
@@ -43,7 +44,7 @@ from operations.calls.events import (
 from operations.calls.failure_detector import FailureDetector
 from operations.calls.jobs import DEFAULT_GROUP, DEFAULT_TIMEOUT
 from operations.calls.sending import CallSender, closed_error, enforce_number, remaining
-from operations.calls.states import NEVER, Deadlines, PendingCall, StreamEntry
+from operations.calls.states import PendingCall, StreamEntry
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
@@ -118,7 +119,7 @@ class PendingRequestMap(CallSender):
         self.idle_timeout = idle_timeout
         self.ignored = 0
         self.malformed = 0
-        self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
+        self._deadlines: DeadlineTable[PendingCall] = DeadlineTable(self.pending, self._expire)
         self._detector = FailureDetector(
             self.target,
             group,

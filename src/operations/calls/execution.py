@@ -22,6 +22,7 @@ from sys import maxsize
 from time import monotonic, time
 from typing import Any
 
+from operations._deadline import NEVER, DeadlineTable
 from operations._pipeline.plan import BUCKETS
 from operations._resilience import held_slot
 from operations._tasks import start_task
@@ -47,7 +48,6 @@ from operations.calls.jobs import (
     then,
 )
 from operations.calls.services import SERVICES
-from operations.calls.states import NEVER, Deadlines
 from operations.channel import NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -214,7 +214,7 @@ class JobRunner(ABC):
             concurrency=config.concurrency,
         )
         self.queue_buckets = [0] * (len(BUCKETS) + 1)
-        self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
+        self._deadlines: DeadlineTable[Job] = DeadlineTable(self.jobs, self._expire)
         self._recent = Recent()
         self._is_leaving = False
         self._finished_at = -NEVER

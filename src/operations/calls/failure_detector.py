@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from operations._deadline import NEVER
 from operations._json import is_object
 from operations.calls.events import (
     AlivePayload,
@@ -39,7 +40,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
-from operations.calls.states import NEVER, SETTLING, KnownWorkers, Outages, PendingCall
+from operations.calls.states import SETTLING, KnownWorkers, Outages, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget

@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import Meta
 
+from operations._deadline import NEVER
 from operations.access import Identity
 from operations.calls.events import CallOffered, OfferPayload, RequestPayload, encode_event
-from operations.calls.states import NEVER, Outages
+from operations.calls.states import Outages
 from operations.channel import NOTHING
 from operations.errors import (
     CallError,

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from operations._deadline import NEVER
 from operations._json import JSONValueError, as_json, reject_masked
 from operations._tasks import start_task
 from operations.access import Identity
@@ -37,7 +38,7 @@ from operations.calls.events import (
 )
 from operations.calls.failure_detector import FailureDetector
 from operations.calls.jobs import quietly
-from operations.calls.states import MAX_SENDS, NEVER, KnownWorkers, PendingCall, StreamEntry
+from operations.calls.states import MAX_SENDS, KnownWorkers, PendingCall, StreamEntry
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import lift_envelope
 from operations.errors import (

@@ -3,23 +3,22 @@
 Rule 1: items of a subscription are delivered in order. If one is missing or overtaken, the subscription ends with an
         error: transports keep the order of a sender. Items received before an error are delivered before the error.
 Rule 2: credit is granted as items of a subscription are read, so that a slow reader slows the worker.
-Rule 3: one timer serves all deadlines of a table, because most calls end long before their deadline. Starting a call
-        costs one comparison.
-Rule 4: any client may claim to be a worker, so the number of stored workers is limited.
-Rule 5: a client that chooses the worker of each request (NATS) takes one with the fewest of its own open requests,
+Rule 3: any client may claim to be a worker, so the number of stored workers is limited.
+Rule 4: a client that chooses the worker of each request (NATS) takes one with the fewest of its own open requests,
         among those that accept requests.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container
 from contextlib import suppress
 from itertools import islice
 from random import random
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
+from operations._deadline import NEVER
 from operations.calls.events import (
     AlivePayload,
     CallAborted,
@@ -302,67 +301,6 @@ class PendingCall(msgspec.Struct, eq=False):
         if self.sender is not None and self.interrupted is not self.sender:
             self.interrupted = self.sender
             self.sender.cancel()
-
-
-RESOLUTION = 0.02
-"""Seconds by which a deadline may be late."""
-
-NEVER = float("inf")
-
-
-class Expirable(Protocol):
-    """An entry with a deadline.
-
-    Attributes:
-        expires_at: The deadline, by the loop's clock; `NEVER` for no deadline.
-    """
-
-    expires_at: float
-
-
-ExpirableT = TypeVar("ExpirableT", bound=Expirable)
-
-
-class Deadlines(Generic[ExpirableT]):
-    """Calls `expire` with each entry of `table` whose deadline has passed.
-
-    Attributes:
-        next: When the table is checked next. Call `schedule` after adding an entry with an earlier deadline.
-    """
-
-    def __init__(
-        self, table: Mapping[Any, ExpirableT], expire: Callable[[ExpirableT], None]
-    ) -> None:
-        self.next = NEVER
-        self._table = table
-        self._expire = expire
-        self._timer: asyncio.TimerHandle | None = None
-
-    def schedule(self, when: float) -> None:
-        """Check the table at `when`."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.next = when
-        self._timer = asyncio.get_running_loop().call_at(when, self._look)
-
-    def clear(self) -> None:
-        """Stop checking."""
-        self.next = NEVER
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        self._timer = None
-        self.next = NEVER
-        now = asyncio.get_running_loop().time()
-        # The loop may wake a little early; entries that are nearly due need no further timer.
-        due = [each for each in self._table.values() if each.expires_at <= now + RESOLUTION / 2]
-        for entry in due:
-            self._expire(entry)
-        nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)
-        if nearest < self.next:
-            self.schedule(max(nearest, now + RESOLUTION))
 
 
 SETTLING = 2.0

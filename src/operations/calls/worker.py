@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
+from operations._deadline import NEVER
 from operations._resilience import LogThrottle
 from operations._tasks import cancel_tasks, shielded, shutdown_event
 from operations.calls.events import (
@@ -49,7 +50,7 @@ from operations.calls.jobs import (
     watch_loop_lag,
 )
 from operations.calls.services import Presence, served_by, service_operations
-from operations.calls.states import NEVER, Outages
+from operations.calls.states import Outages
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats, usable
 from operations.pubsub.delivery import Recent
