@@ -17,7 +17,7 @@ RESOLUTION: Final = 0.02
 """Seconds by which a deadline may be late."""
 
 _EARLY: Final = 0.001
-"""Seconds by which an event loop may wake early."""
+"""Seconds by which a deadline may be early, because an event loop may wake early."""
 
 NEVER: Final = float("inf")
 
@@ -122,7 +122,8 @@ def alarm_in(seconds: float, more: Callable[[], float] | None = None) -> Alarm:
     when = loop.time() + seconds
     alarm = Alarm(loop.create_future(), when, more, alarms.entries)
     alarms.entries[alarm] = alarm
-    if when < alarms.deadlines.next:
+    # The same deadline, computed again, may differ a little.
+    if when < alarms.deadlines.next - _EARLY:
         alarms.deadlines.schedule(when)
     return alarm
 

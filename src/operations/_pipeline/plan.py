@@ -493,7 +493,17 @@ async def within(
     """
     alarm = alarm_of(context, seconds)
     task = asyncio.Task(_ringing(alarm, function, *args))
-    return await before(alarm, seconds, task, task, plan, context)
+    # As `before`, which would be another coroutine for nearly every call of an entry point.
+    try:
+        await alarm.woken
+    except asyncio.CancelledError:
+        await plan.host.stop(task, context)
+        raise
+    finally:
+        alarm.remove()
+    if task.done() and not task.cancelled():
+        return task.result()
+    raise await _missed(seconds, task, plan, context)
 
 
 async def _ringing(
@@ -524,10 +534,10 @@ async def before(
         alarm.remove()
     if result.done() and not result.cancelled():
         return result.result()
-    raise await missed(seconds, work, plan, context)
+    raise await _missed(seconds, work, plan, context)
 
 
-async def missed(
+async def _missed(
     seconds: float, work: "asyncio.Task[Any]", plan: CallPlan, context: OperationContext
 ) -> CallError:
     """Cancel work that has no result at its deadline; return the error for its caller."""
