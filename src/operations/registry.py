@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, cast, overload
 from msgspec.structs import replace as with_fields
 
 from operations._json import JSONValueError
+from operations._pipeline.cache import PlanCache
 from operations._pipeline.path import authorize, invoke, prepare, run, timed
 from operations._pipeline.plan import (
     CallCounters,
@@ -85,8 +86,9 @@ class OperationRegistry(Registrations):
         super().__init__(
             remote, output=output, max_threads=max_threads, calls=calls, authority=authority
         )
-        self._plans: dict[str, CallPlan] = {}
-        self._streams: dict[str, CallPlan] = {}
+        self._plans = PlanCache()
+        self._recent = self._plans.recent
+        self._streams = PlanCache()
         self._counting: dict[object, bool] = {}
         self.register_all(operations)
 
@@ -114,7 +116,7 @@ class OperationRegistry(Registrations):
         if timeout is not None:
             context = _within(timeout, context)
         try:
-            plan = self._plans.get(operation_id)
+            plan = self._recent.get(operation_id)
         except TypeError:  # unhashable, so not an operation id
             plan = None
         if plan is None:
@@ -143,7 +145,7 @@ class OperationRegistry(Registrations):
         async def prepared() -> tuple[CallPlan, OperationContext]:
             adopted = self._adopt(context)
             known = isinstance(cast("Any", operation_id), str)
-            plan = self._streams.get(operation_id) if known else None
+            plan = self._streams.find(operation_id) if known else None
             if plan is None:
                 await self._compile_aside(operation_id)
                 plan = self._prepare(operation_id, adopted, streaming=True)
@@ -230,15 +232,17 @@ class OperationRegistry(Registrations):
         """
         context = self._adopt(context)
         operation_id = self.current_id(operation_id)
-        plan = self._plans.get(operation_id) or self._prepare(operation_id, context)
+        plan = self._plans.find(operation_id) or self._prepare(operation_id, context)
         return await authorize(plan, input, context)
 
     async def _execute_first(
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> ResponseEnvelope[Any]:
         context = self._adopt(context)
-        await self._compile_aside(operation_id)
-        plan = self._prepare(operation_id, context)
+        plan = self._plans.find(operation_id) if isinstance(operation_id, str) else None
+        if plan is None:
+            await self._compile_aside(operation_id)
+            plan = self._prepare(operation_id, context)
         return await run(plan, input, context)
 
     def _adopt(self, context: OperationContext | None) -> OperationContext:
@@ -283,8 +287,9 @@ class OperationRegistry(Registrations):
                 method = "execute" if streaming else "subscribe"
                 reason = f"{operation_id} is a {known.spec.type}: use {method}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, reason)
-            plan = prepare(known, self)
-            (self._streams if streaming else self._plans)[operation_id] = plan
+            plans = self._streams if streaming else self._plans
+            plan = prepare(known, self, log=plans.log(operation_id))
+            plans.add(operation_id, plan)
         except CallError as error:
             error.operation_id = operation_id
             report_refusal(self, operation_id, context, error)
@@ -370,7 +375,7 @@ class OperationRegistry(Registrations):
         return counters, stop
 
     def _set_series(self) -> None:
-        for plan in (*self._plans.values(), *self._streams.values()):
+        for plan in (*self._plans, *self._streams):
             plan.series = None if self.counters is None else self.counters.of(plan.id)
 
     # ------------------------------------------------------------ lifetime
@@ -402,8 +407,7 @@ class OperationRegistry(Registrations):
     def _forget(self, operation_ids: Collection[str]) -> None:
         super()._forget(operation_ids)
         for plans in (self._plans, self._streams):
-            for operation_id in plans.keys() & set(operation_ids):
-                del plans[operation_id]
+            plans.remove(operation_ids)
 
 
 def _within(seconds: float, context: OperationContext | None) -> OperationContext:

@@ -37,6 +37,7 @@ from operations._pipeline.plan import (
     Call,
     CallPlan,
     CallSeries,
+    ChangeLog,
     Envelope,
     Finisher,
     Next,
@@ -44,7 +45,6 @@ from operations._pipeline.plan import (
     within,
 )
 from operations._pipeline.reports import (
-    ChangeLog,
     code_of,
     count_end,
     fail,
@@ -379,14 +379,27 @@ async def timed(plan: CallPlan, value: Any, context: OperationContext) -> Envelo
     return cast("Envelope", await within(seconds, plan, context, path, plan, value, context))
 
 
-def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> CallPlan:
+def prepare(
+    operation: Operation,
+    host: PipelineHost,
+    *,
+    is_inner: bool = False,
+    log: ChangeLog | None = None,
+) -> CallPlan:
     """Return an operation ready for calls.
+
+    Args:
+        operation: The operation.
+        host: The registry that runs it.
+        is_inner: Whether another plan with the same id has already checked the caller.
+        log: The log of its earlier plan.
 
     Raises:
         SchemaError: If its input schema cannot be used.
     """
-    finish = finisher(operation.spec, operation.output or host.output)
-    plan = CallPlan(operation, host, finish, is_inner=is_inner)
+    log = log or ChangeLog(operation.spec.id)
+    finish = finisher(operation.spec, operation.output or host.output, log)
+    plan = CallPlan(operation, host, finish, log, is_inner=is_inner)
     is_stream = operation.spec.type is OperationType.SUBSCRIPTION
     if operation.timeout is not None and not is_inner and not is_stream:
         plan.handler = _limited(plan, plan.handler, operation.timeout)
@@ -426,14 +439,13 @@ _ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]
 """The schema of a JSON response that was declared without a schema: text is then a mismatch."""
 
 
-def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
+def finisher(spec: OperationSpec, policy: OutputPolicy, log: ChangeLog) -> Finisher:
     """Return the function that turns a handler's result into the caller's envelope."""
     operation_id = spec.id
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
     normalise = _normalise(operation_id, compiled, policy)
     certain = frozenset[type]() if compiled is None else compiled.certain
     containers = frozenset({dict}) if compiled is None else compiled.plan.open_containers
-    log = ChangeLog(operation_id)
 
     def finish(result: Any) -> Envelope:
         kind = type(result)  # pyright: ignore[reportUnknownVariableType]

@@ -13,7 +13,15 @@ import os
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -25,7 +33,7 @@ from msgspec.json import encode
 from operations._deadline import Alarm, alarm_in
 from operations._patterns import Patterns
 from operations._resilience import LogThrottle
-from operations._text import counted, enforce_lists
+from operations._text import counted, enforce_lists, printable
 from operations.access import permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
@@ -39,6 +47,7 @@ from operations.errors import (
     timed_out,
 )
 from operations.observe import CallAbandoned, CallEvent, Observer, add_counts, notify, now
+from operations.schema import Change
 from operations.specs import (
     Operation,
     OperationHandler,
@@ -394,6 +403,36 @@ class PipelineHost:
         await asyncio.wait({work}, timeout=_GRACE)
 
 
+class ChangeLog:
+    """Logs the first change of each kind to the results of one operation; `meta.changes` has all of them."""
+
+    def __init__(self, operation_id: str) -> None:
+        self._operation_id = operation_id
+        self._logged: set[str] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been logged."""
+        return not self._logged
+
+    def note(self, changes: Sequence[Change]) -> None:
+        """Log changes of kinds that have not been logged yet."""
+        for change in changes:
+            if change.kind not in self._logged:
+                self._logged.add(change.kind)
+                logger.warning(
+                    "%s: %s: %s %s. More of this kind is not logged: see meta.changes",
+                    self._operation_id,
+                    "a result does not match its output schema"
+                    if change.kind == "mismatch"
+                    else f"part of a result was {change.kind}",
+                    # Property names may come from a third party: escape line breaks, so that they cannot forge a log
+                    # line.
+                    printable(change.path) or "(root)",
+                    printable(change.message),
+                )
+
+
 class CallPlan:
     """An operation prepared for calls, with its compiled schemas and access check.
 
@@ -401,11 +440,18 @@ class CallPlan:
         operation: The operation.
         host: The registry that runs it.
         finish: Turns a result into the envelope for the caller.
+        log: Logs changes of results, once of each kind.
         is_inner: Whether another plan with the same id has already checked the caller.
     """
 
     def __init__(
-        self, operation: Operation, host: PipelineHost, finish: Finisher, *, is_inner: bool = False
+        self,
+        operation: Operation,
+        host: PipelineHost,
+        finish: Finisher,
+        log: ChangeLog,
+        *,
+        is_inner: bool = False,
     ) -> None:
         spec = operation.spec
         self.is_inner = is_inner
@@ -427,6 +473,7 @@ class CallPlan:
         # Rejects inputs with files, which `admit` replaces before it validates the input.
         self.flat = compiled.flat
         self.finish = finish
+        self.log = log
         self.handler = self._runnable()
         self.series = None if host.counters is None else host.counters.of(self.id)
 

@@ -1,27 +1,24 @@
 """Report calls: to observers, the counters, the ledger of the authority, the log, and failures to the caller.
 
 Rule 1: a call is reported when it starts and when it ends, also if it is rejected.
-Rule 2: the log has the first change of each kind to the results of an operation; `meta.changes` has all of them.
-Rule 3: the caller sees no error of a nested call as if it were an error of its own call.
+Rule 2: the caller sees no error of a nested call as if it were an error of its own call.
 """
 
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NoReturn, cast
 
 from operations._json import JSONValueError
 from operations._pipeline.plan import CallPlan, CallSeries, Envelope, PipelineHost
-from operations._text import printable
 from operations.channel import CLOSED
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error, nested_error
 from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
-from operations.schema import Change
 from operations.specs import OperationType
 
 logger = logging.getLogger("operations")
@@ -225,31 +222,6 @@ def _outcome(plan: CallPlan, context: OperationContext, error: BaseException) ->
     elif isinstance(error, (Exception, GeneratorExit)):
         error = map_error(error, plan.spec.error_schemas)
     return code_of(error, context) or ""
-
-
-class ChangeLog:
-    """Logs the first change of each kind to the results of one operation."""
-
-    def __init__(self, operation_id: str) -> None:
-        self._operation_id = operation_id
-        self._logged: set[str] = set()
-
-    def note(self, changes: Sequence[Change]) -> None:
-        """Log changes of kinds that have not been logged yet."""
-        for change in changes:
-            if change.kind not in self._logged:
-                self._logged.add(change.kind)
-                logger.warning(
-                    "%s: %s: %s %s. More of this kind is not logged: see meta.changes",
-                    self._operation_id,
-                    "a result does not match its output schema"
-                    if change.kind == "mismatch"
-                    else f"part of a result was {change.kind}",
-                    # Property names may come from a third party: escape line breaks, so that they cannot forge a log
-                    # line.
-                    printable(change.path) or "(root)",
-                    printable(change.message),
-                )
 
 
 def count_end(

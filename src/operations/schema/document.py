@@ -2,11 +2,16 @@
 
 Rule 1: creating a `Schema` is cheap, because importers create thousands and use few of them.
 Rule 2: a third-party document that cannot be compiled is treated as an empty schema, with one warning.
+Rule 3: equal documents are compiled once. What is compiled lives as long as a schema uses it.
 """
 
 import logging
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import Any
+from weakref import WeakValueDictionary
+
+from msgspec.json import encode
 
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
@@ -240,9 +245,9 @@ class Schema:
 
     def _compile(self) -> CompiledSchema:
         if not self._lenient:
-            return CompiledSchema(self.document)
+            return _compiled(self.document)
         try:
-            compiled = self._sharing() or CompiledSchema(self.document, drop_patterns=True)
+            compiled = self._sharing() or _compiled(self.document, drop_patterns=True)
         except SchemaError as error:
             _logger.warning(
                 "A schema cannot be used and accepts any value instead: %s", printable(str(error))
@@ -254,6 +259,25 @@ class Schema:
                 printable("; ".join(compiled.dropped)),
             )
         return compiled
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the schema is compiled already."""
+        return self._compiled is not None
+
+    def forget(self) -> None:
+        """Release what was compiled, until it is needed again.
+
+        Not for schemas that share definitions, which are compiled once, or whose compilation logged a warning.
+        """
+        compiled = self._compiled
+        if (
+            compiled is not None
+            and self._shared is None
+            and not compiled.dropped
+            and compiled.document.root.schema is not True
+        ):
+            self._compiled = None
 
     def _sharing(self) -> CompiledSchema | None:
         """Return the schema compiled with shared definitions; None if it has none or cannot share them."""
@@ -313,6 +337,22 @@ class Schema:
             return "Schema(...)"
         text = repr(self._document)
         return f"Schema({text if len(text) <= 60 else text[:57] + '...'})"
+
+
+_in_use: WeakValueDictionary[tuple[bool, bytes], CompiledSchema] = WeakValueDictionary()
+"""The compiled documents that are in use, by a digest of their text: the order of properties matters for results."""
+
+
+def _compiled(document: JSONSchema, *, drop_patterns: bool = False) -> CompiledSchema:
+    try:
+        text = encode(as_json(document, MAX_DOCUMENT_DEPTH))
+    except Exception:  # noqa: BLE001 - compiling it raises the error that explains what is wrong
+        return CompiledSchema(document, drop_patterns=drop_patterns)
+    key = drop_patterns, blake2b(text, digest_size=16).digest()
+    compiled = _in_use.get(key)
+    if compiled is None:
+        compiled = _in_use[key] = CompiledSchema(document, drop_patterns=drop_patterns)
+    return compiled
 
 
 def from_schema(document: JSONSchema, *, lenient: bool = False) -> Schema:
