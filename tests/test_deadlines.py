@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -21,9 +22,11 @@ class Loop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return super().time() + self.ahead
 
-    def call_at(self, when: float, callback: Any, *args: Any, **options: Any) -> Any:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
         self.timers += 1
-        return super().call_at(when, callback, *args, **options)
+        return super().call_at(when, callback, *args, context=context)
 
 
 def run(work: Callable[[Loop], Any], loop: Loop | None = None) -> Any:
@@ -113,7 +116,7 @@ def test_a_caller_that_is_cancelled_at_any_step_of_the_call_is_cancelled(iterati
 
     async def work(_: Loop) -> None:
         call = asyncio.create_task(registry.execute("test.run", None, soon(60_000)))
-        for _ in range(iterations):
+        for _step in range(iterations):
             await asyncio.sleep(0)
         was_done = not call.cancel()
         await asyncio.gather(call, return_exceptions=True)

@@ -239,7 +239,8 @@ class OperationRegistry(Registrations):
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> ResponseEnvelope[Any]:
         context = self._adopt(context)
-        plan = self._plans.find(operation_id) if isinstance(operation_id, str) else None
+        known = isinstance(cast("Any", operation_id), str)
+        plan = self._plans.find(operation_id) if known else None
         if plan is None:
             await self._compile_aside(operation_id)
             plan = self._prepare(operation_id, context)
