@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 import anyio
@@ -634,6 +634,22 @@ async def test_sets_are_bound_in_any_order() -> None:
     assert record["input"] == {"order": ["a", "b", "c"]}
 
 
+class Key(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    name: str
+    secret: SecretStr
+
+
+async def test_a_secret_in_a_set_is_masked_where_it_is_shown() -> None:
+    world = World(set[Key], ApprovalRule())
+    keys = [{"name": name, "secret": f"of {name}"} for name in "cab"]
+    assert await world.outcome(keys) == REQUIRED
+    (record,) = await world.pending()
+
+    assert [each["name"] for each in record["input"]["order"]] == ["a", "b", "c"]
+    assert "of" not in str(record["input"])
+
+
 # ------------------------------------------------------------ no form
 
 
@@ -645,6 +661,12 @@ class Opaque:
     pass
 
 
+@dataclass
+class Passed:
+    kinds: ClassVar[int] = 1
+    amount: dataclasses.InitVar[int] = 0
+
+
 class WithObject(BaseModel):
     thing: Annotated[Any, BeforeValidator(lambda _: Opaque())]
 
@@ -652,7 +674,12 @@ class WithObject(BaseModel):
 @pytest.mark.requirement("R65")
 @pytest.mark.parametrize(
     ("annotation", "order"),
-    [(Lazy, {"items": [1, 2]}), (WithObject, {"thing": 1}), (Decimal, "1.00000000000000000001")],
+    [
+        (Lazy, {"items": [1, 2]}),
+        (WithObject, {"thing": 1}),
+        (Passed, {"amount": 1}),
+        (Decimal, "1.00000000000000000001"),
+    ],
 )
 async def test_an_input_without_a_form_is_denied_if_a_rule_reads_it(
     annotation: Any, order: Any, caplog: pytest.LogCaptureFixture

@@ -47,7 +47,7 @@ from operations._json import (
     pointer,
     to_json,
 )
-from operations.schema.python.annotations import is_class, origin_of
+from operations.schema.python.annotations import hints_of, is_class, origin_of
 from operations.types import JSONObject
 
 Place: TypeAlias = tuple[str | int, ...]
@@ -400,12 +400,7 @@ class FormWriter:
             # Also a named tuple, which is an array in JSON.
             return self._items(cast("Iterable[Any]", value), sent, place)
         if isinstance(value, Set):
-            # The order of a set differs between processes.
-            scratch = FormWriter(self._names, reads_bytes=True)
-            scratch._bytes_as, scratch._left = self._bytes_as, self._left
-            members = [*cast("Iterable[Any]", value)]
-            members.sort(key=lambda item: canonical(scratch.write(item, _ABSENT, place)))
-            return self._items(members, _ABSENT, place)
+            return self._set(cast("Iterable[Any]", value), place)
         if isinstance(value, msgspec.Struct):
             return self._struct(value, sent, place)
         if isinstance(value, Mapping):
@@ -434,6 +429,21 @@ class FormWriter:
             given = sent
         pairs = enumerate(zip(items, given, strict=True))
         return [self.write(item, raw, (*place, index)) for index, (item, raw) in pairs]
+
+    def _set(self, members: Iterable[Any], place: Place) -> list[Any]:
+        """Return the members in the order of their JSON, because the order of a set differs between processes."""
+        noted = self.filled, self.generated, self.secrets
+        before = [*map(len, noted)]
+        forms = self._items(members, _ABSENT, place)
+        order = sorted(range(len(forms)), key=lambda index: canonical(forms[index]))
+        positions = {old: new for new, old in enumerate(order)}
+        depth = len(place)
+        for places, known in zip(noted, before, strict=True):
+            places[known:] = [
+                (*place, positions[cast("int", each[depth])], *each[depth + 1 :])
+                for each in places[known:]
+            ]
+        return [forms[index] for index in order]
 
     def _mapping(self, value: Mapping[Any, Any], sent: Any, place: Place) -> dict[str, Any]:
         if self._names.has_hidden_names:
@@ -505,7 +515,7 @@ class FormWriter:
 
     def _dataclass(self, value: Any, named: ClassNames | None, sent: Any, place: Place) -> Any:
         kind = _class_of(value)
-        if any(map(_is_init_var, kind.__dataclass_fields__.values())):
+        if _has_init_vars(kind):
             raise FormError(
                 f"is a {kind.__name__}, which has a field that it does not store", place
             )
@@ -582,17 +592,12 @@ def _present(fields: Iterable[_Field]) -> list[_Field]:
     return [each for each in fields if each.value is not _ABSENT]
 
 
-def _is_init_var(field: Any) -> bool:
-    return getattr(field, "_field_type", None) is _INIT_VAR
-
-
-@dataclasses.dataclass
-class _Sample:
-    field: dataclasses.InitVar[int] = 0
-
-
-_INIT_VAR: Final = cast("Any", _Sample).__dataclass_fields__["field"]._field_type  # noqa: SLF001 - no public way
-"""The mark of a field that is only passed to `__post_init__`."""
+@lru_cache(maxsize=1024)
+def _has_init_vars(cls: Any, /) -> bool:
+    """Return whether a dataclass has fields that it only passes to `__post_init__`."""
+    if len(cls.__dataclass_fields__) == len(dataclasses.fields(cls)):
+        return False
+    return any(isinstance(hint, dataclasses.InitVar) for hint in hints_of(cls).values())
 
 
 @lru_cache(maxsize=1024)
