@@ -6,13 +6,14 @@ import inspect
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.leftovers import Leftovers, counted_at_closing
+from tests.limits import scaled
 from tests.load import REPEATED, REPEATS
 
 from operations import OperationRegistry
@@ -41,6 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.nodeid.partition("[")[0].removeprefix("tests/")
         if name in REPEATED:
             item.add_marker(pytest.mark.flaky(reruns=REPEATS))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Scale the limit of the whole test, before the plugin that enforces it reads it."""
+    mark = item.get_closest_marker("timeout")
+    seconds = float(mark.args[0] if mark else item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(scaled(seconds)), append=False)
+    return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import scaled
 
 from operations.calls import PendingRequestMap
 
@@ -105,7 +106,7 @@ class Leftovers:
             # A task that was cancelled may need a few more turns.
             ending = [task for task in self._all_tasks() - self._tasks if task.cancelling()]
             if ending:
-                self._loop.run_until_complete(asyncio.wait(ending, timeout=30))
+                self._loop.run_until_complete(asyncio.wait(ending, timeout=scaled(30)))
         # Unretrieved exceptions are reported when they are collected.
         growth = self._memory.growth()
         found = [*self._found, *map(repr, self._all_tasks() - self._tasks)]

@@ -16,6 +16,8 @@ import urllib.request
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
+from tests.limits import scaled
+
 BIN = Path(sys.executable).parent
 
 
@@ -59,7 +61,7 @@ def free_port() -> int:
 
 def wait_for_port(port: int, seconds: float = 60) -> None:
     """Return when a program accepts connections on `port`."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + scaled(seconds)
     while True:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1):

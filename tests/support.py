@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
-import anyio
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.conftest import PROJECT
+from tests.limits import time_limit
 
 from operations import Operation, OperationContext, OperationRegistry, OperationSpec, OperationType
 
@@ -57,7 +57,7 @@ async def first_done(
 ) -> tuple[set[asyncio.Task[Any]], set[asyncio.Task[Any]]]:
     """Wait until at least `count` tasks are done; return those that are done, and the others."""
     done, pending = set[asyncio.Task[Any]](), set(tasks)
-    with anyio.fail_after(30):
+    with time_limit(30):
         while len(done) < count:
             ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             done |= ended

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import pytest
 from tests.conftest import PROJECT
+from tests.limits import scaled
 
 from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, file_class, keys_of
@@ -1078,7 +1079,7 @@ def test_a_file_without_apis_and_servers_does_not_import_them(tmp_path: Path) ->
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60)
     )
 
     assert done.stdout == "set()\n"

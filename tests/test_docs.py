@@ -24,6 +24,7 @@ import pytest
 from aiohttp import web
 from tests.conftest import PROJECT
 from tests.docs_code import BLOCK, PAGES
+from tests.limits import scaled
 from tests.openapi.serving import serving
 from tests.servers import RedisServer
 from tests.servers import running as running_broker
@@ -231,7 +232,10 @@ def test_every_command_of_the_command_lines_page_works(
         program, *arguments = shlex.split(line, comments=True)
         if program != "operations":
             subprocess.run(
-                ["bash", "-o", "pipefail", "-c", line], check=True, capture_output=True, timeout=150
+                ["bash", "-o", "pipefail", "-c", line],
+                check=True,
+                capture_output=True,
+                timeout=scaled(150),
             )
         elif arguments != ["serve"]:  # stays: the tutorial's test runs it
             # In this process, which has imported everything.

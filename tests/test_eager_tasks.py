@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.limits import scaled
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -66,7 +67,7 @@ async def test_an_import_follows_its_worker(registry: OperationRegistry) -> None
         changed = asyncio.Event()
         here.watch(lambda _: changed.set())
         registry.unregister("work.count")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             await changed.wait()
 
     assert items == [0, 1, 2]

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.limits import scaled
 from tests.support import single, soon
 
 from operations import (
@@ -1028,7 +1029,7 @@ async def test_aborting_a_call_aborts_its_children() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.wait_for(ended.wait(), scaled(20))
         await asyncio.wait(children)
         assert children.pop().cancelled()
 
@@ -1096,7 +1097,7 @@ async def test_a_nested_subscription_ends_with_the_call_it_is_part_of() -> None:
     await _cut_short(registry, ready)
 
     assert await readers[0] == ErrorCode.ABORTED
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), scaled(20))
 
 
 async def test_an_aborted_subscription_raises_at_the_next_read() -> None:

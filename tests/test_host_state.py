@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests import host_state
 from tests.conftest import PROJECT
+from tests.limits import scaled
 
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
 
@@ -31,7 +32,7 @@ EXCEPTIONS = {
 @pytest.mark.requirement("R69")
 def test_no_entry_point_changes_the_process_except_as_documented(tmp_path: Path) -> None:
     program = [sys.executable, host_state.__file__, str(tmp_path)]
-    run = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(program, capture_output=True, text=True, timeout=scaled(300), check=False)
     assert run.returncode == 0, run.stderr
     found = {
         step["step"]: set(step["changes"]) for step in map(json.loads, run.stdout.splitlines())

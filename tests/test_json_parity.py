@@ -18,6 +18,7 @@ from starlette.routing import Route
 from tests.calls.waiting import until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, redis_world
 from tests.conftest import PROJECT
+from tests.limits import time_limit
 from tests.mcp_serving.support import serving
 from tests.openapi.serving import document, imported
 from tests.openapi.serving import serving as serving_http
@@ -340,7 +341,7 @@ ENTRIES: dict[str, Callable[[], AbstractAsyncContextManager[Send]]] = {
 
 
 async def check(entry: AbstractAsyncContextManager[Send]) -> None:
-    with anyio.fail_after(200):
+    with time_limit(200):
         async with entry as send:
             for name, (text, expected) in TEXTS.items():
                 outcome = await send(text)

@@ -10,6 +10,7 @@ import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.conftest import PROJECT
 from tests.leftovers import Leftovers, counted_at_closing
+from tests.limits import scaled
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError
@@ -89,7 +90,11 @@ def test_memory_is_found() -> None:
     """In a process of its own, because memory that earlier tests freed may hide the growth."""
     code = "from tests.test_leftovers import print_found_memory; print_found_memory()"
     child = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, timeout=200, check=True
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        timeout=scaled(200),
+        check=True,
     )
     found: list[list[str]] = json.loads(child.stdout)
 

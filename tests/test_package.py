@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import PROJECT
+from tests.limits import scaled
 
 import operations
 from operations.context import new_request_id
@@ -48,7 +49,7 @@ def test_importing_the_package_loads_only_the_core_three() -> None:
         "print(*(new - sys.stdlib_module_names))"
     )
     printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60)
     ).stdout
 
     loaded = {name for name in printed.split() if not name.startswith("_")}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import PROJECT
+from tests.limits import scaled
 from tests.support import script
 
 import operations
@@ -27,7 +28,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
     built = subprocess.run(
         [PROJECT / "scripts" / "release", "--draft", folder],
-        capture_output=True, text=True, timeout=200, check=False,
+        capture_output=True, text=True, timeout=scaled(200), check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
     return folder
@@ -75,7 +76,8 @@ def test_an_installed_wheel_runs(release: Path, tmp_path: Path) -> None:
         wheel.extractall(tmp_path)  # noqa: S202 - built above
     ran = subprocess.run(
         [sys.executable, "-m", "operations", "--version"],
-        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=150, check=False,
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        timeout=scaled(150), check=False,
     )  # fmt: skip
 
     assert ran.stdout.strip().endswith(VERSION), ran.stderr

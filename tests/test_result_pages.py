@@ -7,12 +7,12 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp import Client as MCPClient
+from tests.limits import time_limit
 from tests.server.asgi import Client as HTTPClient
 
 from operations import (
@@ -321,7 +321,7 @@ async def test_every_entry_point_returns_pages() -> None:
     registry = build(scopes=[])
     app = create_app(registry, mcp=True, websocket=True)
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(app) as url:
             client = HTTPClient(app)
             page = (await client.get("/shop/list")).json

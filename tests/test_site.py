@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import PROJECT
+from tests.limits import scaled
 
 # Building takes 20 s on an idle machine.
 pytestmark = pytest.mark.timeout(300)
@@ -32,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=280, check=False,
+        cwd=PROJECT, capture_output=True, text=True, timeout=scaled(280), check=False,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert built.returncode == 0, built.stderr

@@ -8,8 +8,8 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import scaled, time_limit
 from tests.support import single, soon
 
 from operations import (
@@ -165,7 +165,7 @@ async def test_leaving_the_loop_ends_the_handler(deadline: bool) -> None:
     del stream, envelope
     gc.collect()
 
-    await asyncio.wait_for(source.closed.wait(), 20)
+    await asyncio.wait_for(source.closed.wait(), scaled(20))
 
 
 @pytest.mark.requirement("R33")
@@ -201,7 +201,7 @@ async def test_cancelling_the_consumer_ends_the_handler(deadline: bool) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await consumer
-    await asyncio.wait_for(source.closed.wait(), 20)
+    await asyncio.wait_for(source.closed.wait(), scaled(20))
     await registry.aclose()
 
 
@@ -243,7 +243,7 @@ async def test_a_stream_with_a_deadline_runs_in_one_task_and_never_ahead() -> No
     made: list[int] = []
 
     async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(scaled(60)):
             for number in range(4):
                 tasks.add(asyncio.current_task())
                 made.append(number)
@@ -394,7 +394,7 @@ async def test_a_stream_keeps_its_time_if_the_clock_is_set(
         yield 3
 
     stream, items = streaming(handler).subscribe("test.run", None, soon(seconds * 1000)), []
-    with anyio.fail_after(20), suppress(CallError):
+    with time_limit(20), suppress(CallError):
         async for envelope in stream:
             items.append(envelope.data)  # noqa: PERF401
 
@@ -478,7 +478,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_block_closing(
     consumer = asyncio.create_task(anext(stream))
     await waiting.wait()
 
-    await asyncio.wait_for(stream.aclose(), 20)
+    await asyncio.wait_for(stream.aclose(), scaled(20))
 
     assert "ignores" in caplog.text
     release.set()
@@ -530,7 +530,7 @@ async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
     with pytest.raises(CallError) as caught:
         await registry.execute("test.read", {}, soon(500))
     assert caught.value.code == ErrorCode.TIMEOUT
-    await asyncio.wait_for(cleaned.wait(), 20)
+    await asyncio.wait_for(cleaned.wait(), scaled(20))
 
     for context in (None, soon(10_000)):
         running.clear()
@@ -539,7 +539,7 @@ async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
         await running.wait()
         task.cancel()
         await asyncio.wait({task})
-        await asyncio.wait_for(cleaned.wait(), 20)
+        await asyncio.wait_for(cleaned.wait(), scaled(20))
 
 
 async def test_a_task_group_that_is_open_across_a_yield_closes_quietly() -> None:

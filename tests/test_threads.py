@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.limits import scaled
 
 from operations import CallError, ErrorCode
 from operations._pipeline import plan
@@ -190,6 +191,8 @@ if not child:
     os._exit(run())
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], timeout=scaled(100), check=False
+    )
 
     assert done.returncode == 0

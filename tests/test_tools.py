@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from mcp import Client as MCPClient
+from tests.limits import time_limit
 from tests.mcp_import.support import eventually, raw
 from tests.server.asgi import Client
 
@@ -178,7 +179,7 @@ async def test_concurrency_is_limited_for_each_operation() -> None:
         started.append(1)
         await go.wait()
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         calls = [asyncio.create_task(registry.execute("shop.wait")) for _ in range(2)]
         while len(started) < 2:
             await anyio.lowlevel.checkpoint()
@@ -207,7 +208,7 @@ async def test_a_timeout_holds_even_if_the_handler_ignores_it() -> None:
             except asyncio.CancelledError:
                 continue
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         assert await code_of(registry.execute("shop.stubborn")) == ErrorCode.TIMEOUT
         assert deadlines[0] is not None
         released.set()
@@ -312,7 +313,7 @@ async def test_nothing_is_repeated_past_the_deadline_of_the_caller() -> None:
     busy = CallError("BUSY", "busy", {"headers": {"retry-after": "60"}}, retryable=True)
     registry, seen = failing(busy, 5)
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         assert await code_of(registry.execute("shop.fail", timeout=30)) == "BUSY"
         # Without a deadline, an API cannot hold a call for hours.
         busy.details["headers"]["retry-after"] = "3600"
@@ -321,7 +322,7 @@ async def test_nothing_is_repeated_past_the_deadline_of_the_caller() -> None:
 
     away = CallError(ErrorCode.UNAVAILABLE, "away")
     registry, seen = failing(away, RetryPolicy(attempts=10**6, first_pause=0.02, budget=10**6))
-    with anyio.fail_after(20):
+    with time_limit(20):
         assert await code_of(registry.execute("shop.fail", timeout=1)) == ErrorCode.UNAVAILABLE
     assert len(seen) > 1
 
@@ -330,7 +331,7 @@ async def test_a_retry_waits_as_long_as_the_error_asks() -> None:
     limited = CallError(ErrorCode.UNAVAILABLE, "limited", {"retryAfterMs": 60_000})
     registry, seen = failing(limited, 5)
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         # The call would have to wait beyond its deadline.
         assert await code_of(registry.execute("shop.fail", timeout=30)) == ErrorCode.UNAVAILABLE
     assert len(seen) == 1
@@ -525,7 +526,7 @@ async def test_every_entry_point_applies_the_table() -> None:
     registry, _ = build(select=["/total"], scopes=[])
     app = create_app(registry, mcp=True)
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(app) as url, MCPClient(f"{url}/mcp") as agent:
             result = await agent.call_tool("shop__list", {})
             assert result.structured_content == {"total": 1}
@@ -542,7 +543,7 @@ async def test_tools_of_an_mcp_server_keep_their_settings_when_they_change() -> 
         spec = registry.get_spec("my.extra")
         return "" if spec is None else spec.description
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             await registry.execute("raw.change", {"tool": "extra"}, ANN)

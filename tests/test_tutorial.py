@@ -26,6 +26,7 @@ import pexpect
 import pytest
 from pyte import Screen, Stream
 from tests.conftest import PROJECT
+from tests.limits import scaled
 from tests.servers import free_port, installer_environment
 
 PAGE = PROJECT / "docs" / "tutorial.md"
@@ -127,7 +128,7 @@ class Terminal:
 
     def _read(self, seen: Callable[[str], bool]) -> str:
         """Return the output until enough was seen, or no further output is expected."""
-        raw, end = "", time.monotonic() + PATIENCE
+        raw, end = "", time.monotonic() + scaled(PATIENCE)
         with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
             while not seen(raw):
                 raw += self._child.read_nonblocking(65536, timeout=max(end - time.monotonic(), 0))

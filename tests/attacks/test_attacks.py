@@ -19,10 +19,10 @@ from time import process_time
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 from aiohttp import web
 from tests.conftest import PROJECT
+from tests.limits import time_limit
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.openapi.serving import document, imported, serving
 from websockets.asyncio.client import connect
@@ -231,7 +231,7 @@ async def test_16_kilobytes_of_deflate_at_a_socket(victim: Victim) -> None:
         assert b"permessage-deflate" not in head
         # A masked text frame with the mark of a compressed one.
         writer.write(b"\xc1\xff" + len(deflated).to_bytes(8, "big") + b"\0\0\0\0" + deflated)
-        with anyio.fail_after(30):
+        with time_limit(30):
             await reader.read()
 
     assert await victim.lag() < PROMISED
@@ -247,7 +247,7 @@ async def test_four_megabytes_at_a_socket(victim: Victim, input: bytes, is_hub: 
     await socket.send(b'{"type":"call.requested","payload":%s}' % payload, text=True)
     # The frame is rejected by its head, perhaps before the rest is sent. The library then closes the transport again,
     # which Python 3.11 answers with an AttributeError if it was closed while it was sending.
-    with suppress(ConnectionClosed, AttributeError), anyio.fail_after(30):
+    with suppress(ConnectionClosed, AttributeError), time_limit(30):
         await socket.send(b"x" * (5 * MEGABYTE), text=True)
         while True:
             await socket.recv()

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from tests.authority.conftest import SetClock
 from tests.authority.test_grants import BrokenValues
+from tests.limits import time_limit
 
 from operations import (
     CallError,
@@ -498,7 +499,7 @@ async def test_following_the_queue_does_not_delay_a_shutdown() -> None:
     approvals.is_up = lambda: False
     office.registry.authority.store.wake()
 
-    with pytest.raises(StopAsyncIteration), anyio.fail_after(5):
+    with pytest.raises(StopAsyncIteration), time_limit(5):
         await following
 
 
@@ -512,7 +513,7 @@ async def test_a_call_that_waits_for_approval_does_not_delay_a_shutdown() -> Non
     approvals.is_up = lambda: False
     office.registry.authority.store.wake()
 
-    with anyio.fail_after(5):
+    with time_limit(5):
         assert await call == REQUIRED
     await office.answer()
     approvals.is_up = lambda: True

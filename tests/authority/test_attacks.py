@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 from tests.authority.conftest import SetClock
 from tests.authority.test_approvals import ALICE, BOSS, DENIED, KEY, REQUIRED, Office, agent
 from tests.authority.test_entry_points import World, _rpc, build, served
+from tests.limits import time_limit
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.authority import (
@@ -560,7 +561,7 @@ async def test_a_call_that_waits_for_approval_gives_back_its_slot_at_a_worker(
     if entry_point == "websocket":
         front = Front(office.registry, ServerConfig(limits=Limits(calls=1, calls_per_caller=1)))
         limits["front"] = front
-    with anyio.fail_after(15):
+    with time_limit(15):
         async with (
             serve_calls(office.registry, target, **limits) as worker,
             PendingRequestMap(target) as calls,
@@ -638,7 +639,7 @@ async def test_the_time_limit_of_the_server_leaves_time_for_the_approval() -> No
 
         assert await post(**{"Operations-Timeout": "2500"}) == 428, "the caller's own limit holds"
         held = asyncio.create_task(post())
-        with anyio.fail_after(20):
+        with time_limit(20):
             while registry.authority.approvals._waiting == 0:
                 await asyncio.sleep(0.01)
             await approve_all(registry)
@@ -782,7 +783,7 @@ async def test_a_call_that_waits_longer_than_its_request_asks_again() -> None:
 
     store.announce = count  # type: ignore[method-assign]
     call, asked = asyncio.create_task(office.call()), set[str]()
-    with anyio.fail_after(15):
+    with time_limit(15):
         while len(asked) < 3:
             asked |= {each["id"] for each in await office.pending()}
             await asyncio.sleep(0.01)
@@ -838,7 +839,7 @@ async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
     monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
     office, keys = Office(hold=20), {"key": ALICE}
     headers, value = {"x-api-key": "key"}, {"id": 1}
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with reachable(office, api_keys(keys), keys.get) as (url, session, calls):
 
             async def call() -> str:
@@ -868,7 +869,7 @@ async def test_a_peer_of_a_hub_whose_key_is_removed_while_its_call_waits_runs_no
     monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
     office, keys = Office(hold=20), {"key": ALICE}
     hub = WebSocketHub(office.registry)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with hub.serve(identify=api_keys(keys)) as server:
             port = server.sockets[0].getsockname()[1]
             headers = {"x-api-key": "key"}
@@ -894,7 +895,7 @@ async def test_two_keys_of_one_caller_are_checked_separately_after_an_approval(
 ) -> None:
     monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
     office, keys = Office(hold=20), {"old": ALICE, "new": ALICE}
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with reachable(office, api_keys(keys), keys.get) as (url, session, calls):
 
             async def call(key: str, value: Any) -> Any:
@@ -965,7 +966,7 @@ async def test_a_record_that_another_version_wrote_is_used_once() -> None:
     assert await office.answer() == "approved"
     ((_, held),) = (await values.items("approval")).items()
     await values.swap(key, held, held[:-1] + b', "later": 1}')
-    with anyio.fail_after(20):
+    with time_limit(20):
         assert [await office.call(), await office.call()] == ["deleted", REQUIRED]
 
 

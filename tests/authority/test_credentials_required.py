@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
+from tests.limits import time_limit
 from tests.mcp_opening import MCP_HEADERS
 from tests.mcp_serving.test_http import post
 
@@ -93,7 +93,7 @@ async def test_an_approved_call_needs_the_credential_that_became_required(
 
     configure_tools(registry, {"task.delete": ToolConfig(approve=ApprovalRule(hold=30))})
     registry.register_object(registry.authority.approvals)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with entry(registry) as (front, calls):
             call = asyncio.ensure_future(calls[name]())
             queue = registry.subscribe("approvals.watch", {}, OPERATOR)

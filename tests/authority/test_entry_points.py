@@ -25,6 +25,7 @@ from nats.js.api import StreamState
 from tests.authority.test_reach import build as build_reach
 from tests.authority.test_reach import outcome as outcome_of
 from tests.conftest import PROJECT
+from tests.limits import time_limit
 from tests.mcp_serving.support import ERAS, MODERN_META, error_of, modern_headers
 from tests.servers import Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
@@ -307,7 +308,7 @@ ENTRY_POINTS: dict[str, Call] = {
 async def opened(name: str) -> AsyncGenerator[World]:
     """Yield a world that an entry point can reach; over Redis and NATS, that is also where its store is."""
     async with AsyncExitStack() as stack:
-        stack.enter_context(anyio.fail_after(30))
+        stack.enter_context(time_limit(30))
         store: Any = None
         target: Any = None
         client: Any = None
@@ -679,7 +680,7 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
         changed = other.changed
         await one.announce()
         if kind != "sqlite":
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await changed.wait()
 
         assert await one.get("a.x") is None
@@ -753,7 +754,7 @@ async def test_a_grant_stays_revoked_if_redis_loses_its_data() -> None:
                 await hub.resolve(token)
             server.kill()
             server.start()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 while not await store.check():
                     await anyio.sleep(0.02)
             assert await store.items("revoked") == {}
@@ -820,7 +821,7 @@ async def test_values_on_nats_can_be_listed_while_others_are_removed_without_tra
             for number in range(10):
                 tasks.start_soon(change, f"revoked.{number}")
                 tasks.start_soon(read_often)
-        with anyio.fail_after(20):
+        with time_limit(20):
             # The server removes the markers a little later.
             while (await stream_of(broker)).messages > 1:
                 pass
@@ -846,13 +847,13 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
             changed = other.store.changed
             assert await one.store.swap("a.x", None, b"1")
             await one.store.announce()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await changed.wait()
             assert await other.store.get("a.x") == b"1"
         async with open_hub(file) as hub:
             assert await readiness(hub) is True
             broker.kill()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 while await readiness(hub) is True:
                     await anyio.sleep(0.02)
             assert object_of(await readiness(hub))["disconnected"] == ["authority"]
@@ -877,7 +878,7 @@ async def test_a_full_disk_is_reported_while_it_lasts(
     (tmp_path / "work.py").write_text(MODULE)
     monkeypatch.setenv("GRANTS_KEY", "k" * 32)
     ok = (200, {"status": "ok"})
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with (
             open_hub(tmp_path / "operations.toml") as hub,
             running(hub.app) as url,
@@ -1052,7 +1053,7 @@ async def test_a_spoke_of_a_websocket_hub_knows_on_whose_behalf_it_acts() -> Non
         delegate=lambda target: root.delegate(name_of(target)),
         access=AccessControl(),
     )
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serve_websocket(hub.attach, identify=lambda _: Identity("spoke")) as server:
             url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with (

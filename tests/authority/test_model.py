@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
 import pytest
 from tests.authority.conftest import SetClock
 from tests.authority.test_entry_points import (
@@ -19,6 +18,7 @@ from tests.authority.test_entry_points import (
     build,
     in_python,
 )
+from tests.limits import time_limit
 from tests.servers import NatsServer, RedisServer
 from tests.servers import running as broker_running
 
@@ -351,6 +351,6 @@ async def test_every_entry_point_follows_the_model(
     async with reachable() as (world, ways):
         run = Run(world, ways, seed, clock() / 1000)
         set_clock(lambda: run.model.now)
-        with anyio.fail_after(120):
+        with time_limit(120):
             for _ in range(300):
                 await run.step()

@@ -5,10 +5,10 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from tests.authority.conftest import SetClock
+from tests.limits import time_limit
 
 from operations import (
     CallError,
@@ -320,7 +320,7 @@ async def test_the_pages_of_the_queue_can_be_followed() -> None:
     desk = Desk()
     queue = desk.registry.subscribe("approvals.watch", {"limit": 1}, BOSS)
     seen = []
-    with anyio.fail_after(20):
+    with time_limit(20):
         seen.append((await anext(queue)).data)
         for who in ("ann", "bob"):
             await desk.send(1, who)

@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import anyio
 import pytest
 from tests.authority.test_approvals import REQUIRED, Office, agent
+from tests.limits import time_limit
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.authority import Authority, SQLiteValues, Store
@@ -44,7 +44,7 @@ async def test_a_waiting_call_runs_when_it_is_approved_in_another_thread(store: 
     while not await office.pending():
         await asyncio.sleep(0)
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         answer = await asyncio.to_thread(lambda: asyncio.run(office.answer()))
         assert (answer, await call) == ("approved", "deleted")
 

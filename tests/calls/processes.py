@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
+from tests.limits import time_limit
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ class WorkerProcess:
         self.process.send_signal(signal.SIGTERM)
 
     async def wait(self) -> int:
-        with anyio.fail_after(100):
+        with time_limit(100):
             return await self.process.wait()
 
 
@@ -55,7 +55,7 @@ async def worker_process(
     worker = WorkerProcess(process)
     try:
         assert process.stdout is not None
-        with anyio.fail_after(100):
+        with time_limit(100):
             line = await process.stdout.readline()
         assert line == b"ready\n"
         yield worker
@@ -72,7 +72,7 @@ async def worker_processes(world: Any, workers: int, **settings: Any) -> AsyncGe
     assert process.stdout is not None
     pids: list[int] = []
     try:
-        with anyio.fail_after(100):
+        with time_limit(100):
             while len(pids) < workers:
                 pids.append(int((await process.stdout.readline()).removeprefix(b"ready ")))
         yield pids

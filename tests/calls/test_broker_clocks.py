@@ -7,10 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.waiting import lines
 from tests.calls.worlds import nats_world, redis_world
+from tests.limits import time_limit
 from tests.servers import NatsServer, RedisServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
@@ -113,7 +113,7 @@ async def serving(
         PendingRequestMap(here) as calls,
         connect() as other,
     ):
-        with anyio.fail_after(60):
+        with time_limit(60):
             yield calls, other
 
 

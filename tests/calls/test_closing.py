@@ -12,6 +12,7 @@ import anyio
 import pytest
 from tests.calls.waiting import started, until
 from tests.calls.worlds import BrokerWorld, World, calling
+from tests.limits import scaled, time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, proxy
 
@@ -112,16 +113,16 @@ async def test_a_worker_stays_for_callers_that_could_not_get_their_reply(
 
     async with world.connect() as target, PendingRequestMap(target) as calls:
         leaving = asyncio.create_task(worker())
-        await asyncio.wait_for(serving.wait(), 30)
+        await asyncio.wait_for(serving.wait(), scaled(30))
         paying = asyncio.create_task(calls.call("shop.pay", timeout=50))
-        await asyncio.wait_for(runs.wait(), 30)
+        await asyncio.wait_for(runs.wait(), scaled(30))
         broker.kill()
         await until(lambda: not target.is_connected)
         is_down.set()
         # Longer than the reply waits for the connection.
         await asyncio.sleep(5)
         broker.start()
-        with anyio.fail_after(60):
+        with time_limit(60):
             assert (await paying).data == 1
             await leaving
 
@@ -152,7 +153,7 @@ async def test_a_worker_stays_for_replies_that_were_lost_before_the_outage_was_n
             serve_calls(registry, there, grace=60) as server,
         ):
             paying = asyncio.create_task(calls.call("shop.pay", timeout=50))
-            await asyncio.wait_for(runs.wait(), 30)
+            await asyncio.wait_for(runs.wait(), scaled(30))
             through.swallow()
             is_down.set()
             await until(lambda: not server.jobs)
@@ -162,7 +163,7 @@ async def test_a_worker_stays_for_replies_that_were_lost_before_the_outage_was_n
             await asyncio.wait({leaving}, timeout=4)
             through.swallow(False)
             through.cut()
-            with anyio.fail_after(60):
+            with time_limit(60):
                 assert (await paying).data == 1
                 await leaving
 
@@ -185,7 +186,7 @@ async def test_closing_in_the_wrong_order_still_ends(
             calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=3)
         )
         await until(lambda: started(path))
-        with anyio.fail_after(20):
+        with time_limit(20):
             if first == "target":
                 await connecting.aclose()
                 await calls.aclose()
@@ -194,7 +195,7 @@ async def test_closing_in_the_wrong_order_still_ends(
             else:
                 await serving.aclose()
             outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
-        with anyio.fail_after(20):
+        with time_limit(20):
             await outer.aclose()
 
     assert isinstance(outcome, CallError)
@@ -260,7 +261,7 @@ async def test_a_cancelled_scope_leaves_nothing_behind(
             await until(lambda: started(path))
             ready.set()
 
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with anyio.create_task_group() as group:
             group.start_soon(work)
             await ready.wait()
@@ -389,7 +390,7 @@ async def test_waiting_calls_do_not_block_later_calls(registry: OperationRegistr
         waiting = [
             asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.3})) for _ in range(300)
         ]
-        with anyio.fail_after(20):
+        with time_limit(20):
             quick = await asyncio.gather(
                 *(calls.call("math.add", {"a": index, "b": 0}) for index in range(300))
             )

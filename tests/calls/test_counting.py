@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.waiting import until
+from tests.limits import time_limit
 
 from operations._pipeline.plan import Call, NextStream
 from operations.calls import PendingRequestMap, serve_calls
@@ -91,7 +91,7 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
         await server.start()
         stream = calls.subscribe("flood.start")
         items = 0
-        with anyio.fail_after(60), pytest.raises(CallError) as caught:
+        with time_limit(60), pytest.raises(CallError) as caught:
             async for _ in stream:
                 items += 1
                 # A reader that stops after its first item; items that were buffered until the end are still delivered.

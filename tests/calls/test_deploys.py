@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import BrokerWorld, World, nats_world, redis_world
+from tests.limits import scaled, time_limit
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -51,7 +51,7 @@ async def test_requests_that_a_stopping_worker_did_not_begin_run_elsewhere(
             ]
             await until(lambda: lines(ledger))
             await stack.enter_async_context(broker_world.serve(release(ledger, "shop.pay")))
-        with anyio.fail_after(25):
+        with time_limit(25):
             results = await asyncio.gather(*paying)
 
     assert [result.data for result in results] == list(range(6))
@@ -82,7 +82,7 @@ async def test_no_request_that_never_began_fails_if_a_worker_stops_during_an_out
 
     async with world.serve(registry, concurrency=1), caller(world) as calls:
         leaving = asyncio.create_task(old_worker())
-        await asyncio.wait_for(serving.wait(), 30)
+        await asyncio.wait_for(serving.wait(), scaled(30))
         # The caller must have found all workers: requests that are sent earlier may have begun unnoticed. On NATS, the
         # first call asks for the workers; until they respond, one worker may get all requests.
         await calls.call("services.list")
@@ -97,7 +97,7 @@ async def test_no_request_that_never_began_fails_if_a_worker_stops_during_an_out
         stopping.set()
         broker.start()
         is_back.set()
-        with anyio.fail_after(100):
+        with time_limit(100):
             results = await asyncio.gather(*paying)
             await leaving
 
@@ -139,7 +139,7 @@ async def test_a_request_that_a_stopping_worker_has_just_acquired_runs_elsewhere
             await acquiring.wait()
             async with world.serve(release(ledger, "shop.pay"), target={"durable": True}):
                 asyncio.get_running_loop().call_later(1, stopped.set)
-                with anyio.fail_after(30):
+                with time_limit(30):
                     assert (await paying).data == 1
                     await stopping
 
@@ -157,7 +157,7 @@ async def test_calls_of_new_operations_find_the_workers_that_have_them(
         calls = await stack.enter_async_context(caller(broker_world))
         await calls.call("shop.pay", {"number": 0})
         await until(lambda: len(calls.workers_by_specs) == 2)
-        with anyio.fail_after(25):
+        with time_limit(25):
             results = await asyncio.gather(
                 *(calls.call("shop.refund", {"number": number}) for number in range(20))
             )
@@ -179,7 +179,7 @@ async def test_the_first_calls_of_a_client_find_the_workers_that_have_the_operat
     async with AsyncExitStack() as stack:
         for registry in (old, old, old, new):
             await stack.enter_async_context(broker_world.serve(registry))
-        with anyio.fail_after(25):
+        with time_limit(25):
             for client in range(5):
                 async with caller(broker_world) as calls:
                     numbers = range(client, 20, 5)
@@ -204,7 +204,7 @@ async def test_an_unknown_operation_is_reported_as_soon_as_all_workers_of_redis_
         target = await stack.enter_async_context(world.connect())
         # The workers have 24 seconds to respond.
         calls = await stack.enter_async_context(PendingRequestMap(target, heartbeat=60))
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await calls.call("shop.nothing", {"number": 1})
 
     assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
@@ -219,7 +219,7 @@ async def test_calls_find_the_workers_whose_source_is_connected(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(broker_world.serve(waiting))
         calls = await stack.enter_async_context(caller(broker_world))
-        with anyio.fail_after(25):
+        with time_limit(25):
             with pytest.raises(
                 CallError, match="a source that may have it is not connected"
             ) as caught:
@@ -252,7 +252,7 @@ async def test_a_call_names_the_source_that_is_not_connected_if_no_worker_has_it
         for registry in (waiting, other):
             await stack.enter_async_context(broker_world.serve(registry))
         calls = await stack.enter_async_context(caller(broker_world))
-        with anyio.fail_after(25):
+        with time_limit(25):
             await calls.call("services.list")
             await until(lambda: len(calls.workers_by_specs) == 2)
             failed = await asyncio.gather(
@@ -285,11 +285,11 @@ async def test_a_call_of_an_operation_whose_only_worker_was_killed_can_be_retrie
             (killed,) = set(calls.workers_by_specs.values()) - before
             worker.kill()
             await worker.wait()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 # Until a NATS server has noticed it, requests to this worker get lost and may have begun.
                 while await calls.target.is_present(killed):
                     await asyncio.sleep(0.01)
-            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            with time_limit(20), pytest.raises(CallError) as caught:
                 await calls.call("slow.write", write)
         async with worker_process(broker_world):
             await calls.call("slow.write", write)
@@ -317,7 +317,7 @@ async def test_a_call_that_only_a_stopping_worker_could_run_can_be_retried(
         waiting = asyncio.create_task(refund({"number": 2}))
         await until(lambda: stopping[0].waiting == 1)
         await stopping[0].aclose()
-        with anyio.fail_after(20):
+        with time_limit(20):
             outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
 
     errors = [error for error in outcomes if isinstance(error, CallError)]
@@ -377,7 +377,7 @@ async def test_an_error_of_a_remote_behind_the_worker_is_not_sent_again(tmp_path
         serve_calls(OperationRegistry(remote=remote), outer),
         PendingRequestMap(outer) as calls,
     ):
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await calls.call("shop.pay", {})
 
     assert caught.value.code == ErrorCode.UNAVAILABLE

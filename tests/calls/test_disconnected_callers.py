@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-import anyio
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.waiting import lines, until
 from tests.calls.worlds import BrokerWorld, cuttable
+from tests.limits import time_limit
 
 from operations.calls import PendingRequestMap
 from operations.registry import OperationRegistry
@@ -49,7 +49,7 @@ async def test_a_mutation_survives_a_short_outage_of_its_caller(
         # Longer than a worker needs to notice that the caller has left.
         await asyncio.sleep(0.8)
         await through.accept()
-        with anyio.fail_after(30):
+        with time_limit(30):
             assert (await writing).data == 1
 
     assert lines(ledger) == ["began 1", "finished 1"]

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from tests.calls.processes import worker_processes
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import BrokerWorld, nats_world, redis_world
+from tests.limits import time_limit
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import CallServer, PendingRequestMap
@@ -192,7 +192,7 @@ async def test_calls_wait_at_the_broker_while_a_worker_is_full(
 
         # Another worker finds them there.
         async with world.serve(registry):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 answers = await asyncio.gather(*waiting)
         running.cancel()
 
@@ -244,7 +244,7 @@ async def test_requests_of_callers_that_gave_up_do_not_fill_the_queue(
         last = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
         await until_length(redis, queue, 1)
         running.cancel()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await last).data == 2
 
 
@@ -274,10 +274,10 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
         # The requests that a worker killed at this point leaves behind.
         assert await redis.xreadgroup("workers", "killed", {queue: ">"})
         blocker.cancel()
-        with anyio.fail_after(20):
+        with time_limit(20):
             await pay
         await until_length(redis, queue, 0)
-        with anyio.fail_after(20):
+        with time_limit(20):
             while len(await redis.xinfo_consumers(queue, "workers")) > 1:
                 await asyncio.sleep(0.05)
 
@@ -319,6 +319,6 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
 
 async def until_length(redis: Any, queue: str, length: int) -> None:
     """Wait until `length` requests wait in a queue."""
-    with anyio.fail_after(20):
+    with time_limit(20):
         while await redis.xlen(queue) != length:
             await asyncio.sleep(0.01)

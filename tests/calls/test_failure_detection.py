@@ -10,7 +10,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from tests.calls.operations_under_test import note
@@ -18,6 +17,7 @@ from tests.calls.processes import worker_process
 from tests.calls.shim import Shim
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, redis_world
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
@@ -80,7 +80,7 @@ async def test_a_busy_worker_that_the_caller_does_not_know_is_not_lost(
         await until(lambda: len(started(ledger)) == 2)
         calls = await stack.enter_async_context(caller(broker_world, heartbeat=0.2))
         written = tmp_path / "written"
-        with anyio.fail_after(20):
+        with time_limit(20):
             results = await asyncio.gather(
                 *(
                     calls.call("slow.write", {"seconds": 1, "path": str(written)}, replayable=False)
@@ -101,7 +101,7 @@ async def test_requests_that_wait_at_the_broker_are_not_lost(
         broker_world.serve(slow_registry(ledger), concurrency=1),
         caller(broker_world, heartbeat=0.1) as calls,
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             results = await asyncio.gather(
                 *(
                     calls.call("slow.pay", {"number": number, "seconds": 0.4}, replayable=False)
@@ -123,7 +123,7 @@ async def test_no_other_worker_answers_for_one_that_was_killed(
             await until(lambda: len(calls.workers_by_specs) == 2)
             process.kill()
             await process.wait()
-            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            with time_limit(20), pytest.raises(CallError) as caught:
                 async for _ in calls.subscribe("services.describe", worker=killed):
                     pass
 
@@ -151,7 +151,7 @@ async def test_the_loss_of_a_worker_that_has_never_responded_is_detected(
         call = asyncio.create_task(calls.call("slow.sleep", value, timeout=60))
         await until(lambda: started(path))
         worker.kill()
-        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+        with time_limit(28), pytest.raises(CallError) as caught:
             await call
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -189,7 +189,7 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
             await enter(broker_world.serve(slow_registry(ledger)))
         target = Losing(await enter(broker_world.connect()))
         calls = await enter(PendingRequestMap(target, heartbeat=1))
-        with anyio.fail_after(60):
+        with time_limit(60):
             for number in range(5):
                 # The first call is long enough for the caller to find all workers.
                 value = {"number": number, "seconds": 0 if number else 2}
@@ -234,7 +234,7 @@ async def test_workers_that_respond_late_can_confirm_that_a_mutation_has_not_beg
         broker_world.connect() as connected,
         PendingRequestMap(Slow(connected), heartbeat=1) as calls,
     ):
-        with anyio.fail_after(60):
+        with time_limit(60):
             for number, seconds in ((0, 4), (3, 0)):
                 value = {"number": number, "seconds": seconds}
                 assert (await calls.call("slow.pay", value, replayable=False)).data == number
@@ -260,7 +260,7 @@ async def test_workers_are_probed_again_after_a_reconnect_during_a_probe(
         broker_world.connect() as target,
         PendingRequestMap(Shim(target, on_send=record), heartbeat=1) as calls,
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             await probed.wait()
             calls.lost("for a moment")
             calls.restored()
@@ -304,7 +304,7 @@ class Queue(SilentReceiver):
 async def test_a_query_does_not_wait_until_a_killed_worker_returns() -> None:
     target, queue = MemoryTarget(), Queue()
     known, killed = ReportingWorker(target), ReportingWorker(target)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with (
             aclosing(await target.consume("operations", queue)),
             aclosing(await target.listen(known.addresses, known)),
@@ -328,7 +328,7 @@ async def test_a_killed_worker_does_not_count_instead_of_one_that_has_not_respon
     requests = queue.requests
     known, silent = ReportingWorker(target), SilentReceiver()
     killed = ReportingWorker(target)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with (
             aclosing(await target.consume("operations", queue)),
             aclosing(await target.listen(known.addresses, known)),
@@ -364,7 +364,7 @@ async def test_a_call_that_is_sent_again_keeps_its_time_if_the_clock_changes(
         broker_world.connect() as connected,
         PendingRequestMap(Losing(connected), heartbeat=1) as calls,
     ):
-        with anyio.fail_after(60):
+        with time_limit(60):
             # The first call is long enough for the caller to find all workers.
             for number, seconds in ((0, 2), (3, 0)):
                 value = {"number": number, "seconds": seconds}
@@ -529,7 +529,7 @@ async def test_a_probe_that_cannot_be_sent_is_repeated_with_the_next_heartbeat()
         serve_calls(OperationRegistry(), target),
         PendingRequestMap(target, heartbeat=heartbeat),
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             await until(lambda: len(target.times) == 6)
 
     # With a pause that doubles, this takes 31 heartbeats.
@@ -567,7 +567,7 @@ async def test_copies_that_find_no_worker_do_not_count_as_sent(
 
     async with PendingRequestMap(target) as calls, serve_calls(registry, target):
         calls.restored()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await calls.call("shop.pay", timeout=60)).data == "paid"
 
     assert b"resends" not in delivered[0]

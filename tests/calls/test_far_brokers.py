@@ -3,10 +3,10 @@
 import asyncio
 from time import monotonic
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from tests.calls.worlds import BrokerWorld, redis_world
+from tests.limits import time_limit
 from tests.servers import Broker, Proxy, proxy
 
 from operations.calls import PendingRequestMap
@@ -22,7 +22,7 @@ async def timed(calls: PendingRequestMap, through: Proxy, count: int) -> float:
     """Return how many seconds `count` concurrent calls take if each message takes 75 ms."""
     through.delay = 0.075
     began = monotonic()
-    with anyio.fail_after(100):
+    with time_limit(100):
         results = await asyncio.gather(
             *(calls.call("math.add", {"a": n, "b": 1}, timeout=60) for n in range(count))
         )

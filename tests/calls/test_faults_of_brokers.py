@@ -9,7 +9,6 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
@@ -25,6 +24,7 @@ from tests.calls.worlds import (
     redis_world,
 )
 from tests.leftovers import resident_kilobytes
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, Proxy, RedisServer, free_port, proxy, running
 
@@ -101,7 +101,7 @@ async def test_f4_a_subscription_is_restored_automatically(
         await until(lambda: not calls.target.is_connected)
         broker.start()
         # Items that were sent meanwhile may be lost: then there is an error, and no gap.
-        with anyio.fail_after(40), suppress(CallError):
+        with time_limit(40), suppress(CallError):
             async for envelope in stream:
                 seen.append(envelope.data)
                 if len(seen) > 100:
@@ -198,7 +198,7 @@ async def test_f4_workers_are_also_probed_over_a_connection_that_returns(
         await until(lambda: asked == 2)
         is_back = True
         calls.restored()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await call).data == 3
 
 
@@ -247,7 +247,7 @@ async def test_f6_a_connection_that_is_cut_is_restored_at_once(
         through.cut()
         # It may be back before a client notices the outage.
         await until(lambda: through.accepted > before)
-        with anyio.fail_after(40):
+        with time_limit(40):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=30)).data == 3
 
 
@@ -267,7 +267,7 @@ async def test_f6_a_connection_that_drops_all_data_is_detected_and_replaced(
         await until(lambda: not calls.target.is_connected)
         through.swallow(False)
         through.cut()
-        with anyio.fail_after(40):
+        with time_limit(40):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=30)).data == 3
 
 
@@ -314,7 +314,7 @@ async def test_closing_ends_a_delivery_in_progress(
         pending = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
         await until(lambda: len(calls) == 1)
         closer = asyncio.create_task(calls.aclose())
-        with anyio.fail_after(20), pytest.raises(CallError) as closed:
+        with time_limit(20), pytest.raises(CallError) as closed:
             await pending
         through.cut()
         await closer
@@ -333,7 +333,7 @@ async def test_f4_a_deadline_applies_while_workers_may_be_reconnecting(
         await until(lambda: not calls.target.is_connected)
         broker.start()
         # In every turn of the loop: a target that can send must have reported that it is restored.
-        with anyio.fail_after(20):
+        with time_limit(20):
             while not calls.target.is_connected:
                 await asyncio.sleep(0)
         before = loop.time()
@@ -380,7 +380,7 @@ async def test_workers_join_their_group_at_a_redis_without_free_memory(
             await admin.config_set("maxmemory", 1)
             async with world.serve(registry):
                 await admin.config_set("maxmemory", 0)
-                with anyio.fail_after(30):
+                with time_limit(30):
                     assert (await calls.call("math.add", {"a": 2, "b": 3})).data == 5
 
     assert "was lost" not in caplog.text
@@ -415,7 +415,7 @@ async def test_f4_calls_wait_for_a_redis_that_loads_its_data(registry: Operation
             async with Redis.from_url(broker.url) as other:
                 with pytest.raises(BusyLoadingError):
                     await other.ping()
-            with anyio.fail_after(30):
+            with time_limit(30):
                 assert (await calls.call("math.add", {"a": 2, "b": 3})).data == 5
 
 
@@ -432,7 +432,7 @@ async def test_r34_flushing_redis_loses_no_reply(
             )
             await until(lambda: started(path))
             await admin.flushall()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
                 assert (await under_way).data == "slept"
             # Heartbeats keep a mailbox without filling it.
@@ -449,7 +449,7 @@ async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
         call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
         await until(lambda: started(path))
         through.cut()
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await call
         assert caught.value.code == ErrorCode.UNAVAILABLE
         await until(lambda: "cancelled" in lines(path))
@@ -482,7 +482,7 @@ async def test_f6_a_websocket_that_is_reset_during_a_send_is_only_lost(
         await until(lambda: connection.drain_waiters)
         through.rate = None
         through.cut()
-        with anyio.fail_after(20):
+        with time_limit(20):
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
@@ -504,7 +504,7 @@ async def test_f7_a_websocket_peer_that_vanishes_is_detected_at_both_ends(
         )
         await until(lambda: started(path))
         through.swallow()
-        with anyio.fail_after(40), pytest.raises(CallError) as caught:
+        with time_limit(40), pytest.raises(CallError) as caught:
             await call
         await until(lambda: "cancelled" in lines(path), seconds=20)
 
@@ -550,7 +550,7 @@ async def test_f27_many_clients_reconnect_one_after_the_other(
         await asyncio.sleep(10)
         # In another thread, because clients that wait while the loop is blocked would reconnect together.
         starting = asyncio.create_task(asyncio.to_thread(broker.start))
-        with anyio.fail_after(60):
+        with time_limit(60):
             while away:
                 await asyncio.sleep(0.01)
                 here = {target for target in away if target.is_connected}
@@ -598,7 +598,7 @@ async def test_a_redis_without_free_connections_is_reported_as_unreachable(
         async with Redis(port=broker.port) as admin:
             await admin.config_set("maxclients", room + 1)
             before = asyncio.all_tasks()
-            with anyio.fail_after(20), pytest.raises(TransportError, match="cannot be reached"):
+            with time_limit(20), pytest.raises(TransportError, match="cannot be reached"):
                 async with world.connect(connect_timeout=3) as target, PendingRequestMap(target):
                     pass
             assert not asyncio.all_tasks() - before
@@ -613,6 +613,6 @@ async def test_a_missing_broker_is_reported_as_unreachable() -> None:
         (nats_world(f"nats://127.0.0.1:{free_port()}"), {"connect_timeout": 0.5}),
         (WebSocketWorld(), {}),
     ):
-        with anyio.fail_after(20), pytest.raises(Exception, match="cannot be reached"):
+        with time_limit(20), pytest.raises(Exception, match="cannot be reached"):
             async with world.connect(**options):
                 pass

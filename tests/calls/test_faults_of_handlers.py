@@ -16,6 +16,7 @@ import pytest
 from tests.calls.processes import PROJECT, worker_process
 from tests.calls.waiting import caller, lines, until
 from tests.calls.worlds import World, calling
+from tests.limits import scaled, time_limit
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.context import new_request_id
@@ -169,7 +170,7 @@ asyncio.run(main())
             *(sys.executable, "-c", script), cwd=PROJECT, stdout=subprocess.PIPE
         )
         assert process.stdout is not None
-        with anyio.fail_after(60):
+        with time_limit(60):
             await process.stdout.readline()
         process.kill()
         await process.wait()
@@ -350,7 +351,11 @@ async def main():
 asyncio.run(main())
 """
     finished = subprocess.run(
-        [sys.executable, "-c", script], cwd=PROJECT, timeout=60, capture_output=True, check=False
+        [sys.executable, "-c", script],
+        cwd=PROJECT,
+        timeout=scaled(60),
+        capture_output=True,
+        check=False,
     )
 
     assert finished.returncode == 0, finished.stderr

@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.conftest import make_world
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, calling, nats_world
 from tests.leftovers import resident_kilobytes
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import NatsServer, running
 
@@ -111,7 +111,7 @@ async def test_f9_a_reader_that_the_broker_disconnects_gets_an_error() -> None:
             readers = [asyncio.create_task(read()) for _ in range(16)]
             await first.wait()
             time.sleep(2)  # noqa: ASYNC251 - this is the fault
-            with anyio.fail_after(60):
+            with time_limit(60):
                 outcomes = await asyncio.gather(*readers, return_exceptions=True)
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
@@ -330,7 +330,7 @@ async def test_f21_an_expired_request_is_answered_but_not_started(
             )
             body = encode_event(CallRequested(payload=request))
             await target.enqueue("operations", body, key=request_id, reply_to="box.me", wait=1)
-            with anyio.fail_after(20):
+            with time_limit(20):
                 event = await answers.events.get()
             # Not RESOURCE_EXHAUSTED: a request that was not started occupies no slot.
             assert (event.payload.request_id, event.payload.code) == (
@@ -481,7 +481,7 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
             # Including those of the worker in this process, and a few that are closing.
             assert len(asyncio.all_tasks()) < tasks_before + 300
         await until(lambda: len(calls) == 0)
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         await asyncio.sleep(1)
         before = time.process_time()

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +15,7 @@ from tests.calls.operations_under_test import build_registry
 from tests.calls.shim import Shim, as_they_are
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, calling
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from websockets.asyncio.client import connect
 
@@ -103,7 +103,7 @@ async def test_f12_an_item_that_is_overtaken_is_an_error_and_never_out_of_order(
     items: list[Any] = []
     async with AsyncExitStack() as stack:
         calls = await through(stack, MemoryWorld(), on_send=swap)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             async for envelope in calls.subscribe("count.up", {"n": 10}):
                 items += [envelope.data]
 
@@ -120,7 +120,7 @@ async def test_f12_a_missing_item_is_an_error_and_never_a_gap(lost: int) -> None
     items: list[Any] = []
     async with AsyncExitStack() as stack:
         calls = await through(stack, MemoryWorld(), on_send=drop)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             async for envelope in calls.subscribe("count.up", {"n": 10}):
                 items += [envelope.data]
 
@@ -153,7 +153,7 @@ async def test_f14_a_result_that_is_too_large_is_an_error(
     async with calling(world, registry) as calls:
         if world.name == "memory":
             calls.target.max_bytes = 1024 * 1024
-        with anyio.fail_after(25), pytest.raises(CallError) as caught:
+        with time_limit(25), pytest.raises(CallError) as caught:
             await calls.call("echo.bytes", {"size": 20 * 1024 * 1024})
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
@@ -174,7 +174,7 @@ async def test_f14_too_many_values_are_rejected_in_both_directions(
 
     limit = MAX_REQUEST_VALUES
     async with calling(world, registry) as calls:
-        with anyio.fail_after(20):
+        with time_limit(20):
             with pytest.raises(CallError) as request_error:
                 await calls.call("echo.any", {"value": [0] * limit})
             with pytest.raises(CallError) as result_error:
@@ -207,7 +207,7 @@ async def test_f14_an_item_that_only_its_caller_rejects_stops_the_worker(
         remote_world.connect(max_values=300) as target,
         PendingRequestMap(target) as calls,
     ):
-        with anyio.fail_after(30):
+        with time_limit(30):
             with pytest.raises(CallError) as caught:
                 await anext(calls.subscribe("list.endless", {}))
             await ended.wait()
@@ -261,7 +261,7 @@ async def test_f15_a_malformed_event_stops_no_client(
         await target.enqueue("operations", MALFORMED[case], key="k", reply_to=calls.mailbox, wait=1)
         await target.send(target.control("operations"), MALFORMED[case])
         await target.send(target.topic("operations.callers"), MALFORMED[case])
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
@@ -314,7 +314,7 @@ async def test_f15_a_request_on_a_socket_whose_reply_address_is_not_text_gets_a_
         payload = {"requestId": "r1", "operationId": "math.add", "replyTo": reply_to}
         request = {"type": "call.requested", "id": "", "payload": payload}
         await socket.send(msgspec.json.encode(request).decode())
-        with anyio.fail_after(20):
+        with time_limit(20):
             reply = msgspec.json.decode(await socket.recv())
 
     assert reply["type"] == "call.error"

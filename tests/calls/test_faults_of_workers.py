@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.conftest import make_world
 from tests.calls.operations_under_test import build_registry
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World
+from tests.limits import time_limit
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.monitoring import monitor_group
@@ -43,7 +43,7 @@ async def test_f1_a_mutation_whose_worker_is_killed_ends_unavailable_and_is_not_
         if remote_world.name != "websocket":
             await enter(worker_process(remote_world))
         victim.kill()
-        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+        with time_limit(28), pytest.raises(CallError) as caught:
             await call
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -66,7 +66,7 @@ async def test_f1_a_mutation_whose_only_worker_hangs_ends_long_before_its_deadli
         # A worker that never responded to a probe may not support them.
         await until(lambda: calls._workers.heard_at)
         worker.process.send_signal(signal.SIGSTOP)
-        with anyio.fail_after(60), pytest.raises(CallError, match="may have run") as caught:
+        with time_limit(60), pytest.raises(CallError, match="may have run") as caught:
             await call
 
     assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, False)
@@ -92,7 +92,7 @@ async def test_f1_a_lost_mutation_does_not_wait_for_a_worker_without_a_free_slot
                 filling.append(asyncio.create_task(others.call("slow.sleep", sleep, timeout=600)))
                 await until(lambda: len(started(busy)) == len(filling))
             victim.kill()
-            with anyio.fail_after(60), pytest.raises(CallError, match="may have run") as caught:
+            with time_limit(60), pytest.raises(CallError, match="may have run") as caught:
                 await call
         for task in filling:
             task.cancel()
@@ -113,7 +113,7 @@ async def test_f1_a_worker_that_hangs_before_its_first_heartbeat_and_dies_is_det
         # Wait until the caller has probed for it.
         await asyncio.sleep(2.5)
         victim.kill()
-        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+        with time_limit(28), pytest.raises(CallError) as caught:
             await call
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -135,7 +135,7 @@ async def test_f1_a_query_whose_worker_is_killed_is_run_by_another_one(
         await until(lambda: started(path))
         victim = one if started(path)[0] == one.pid else two
         victim.kill()
-        with anyio.fail_after(28):
+        with time_limit(28):
             envelope = await call
 
     assert envelope.data == "slept"
@@ -151,7 +151,7 @@ async def test_f1_the_loss_of_the_last_worker_of_a_group_is_detected_in_time(
         call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
         await until(lambda: started(path))
         worker.kill()
-        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+        with time_limit(28), pytest.raises(CallError) as caught:
             await call
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -164,7 +164,7 @@ async def test_f2_a_stream_whose_worker_is_killed_keeps_its_items_and_then_fails
     items: list[Any] = []
     async with worker_process(remote_world) as worker, caller(remote_world) as calls:
         stream = calls.subscribe("count.forever", {"pause": 0.01})
-        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+        with time_limit(28), pytest.raises(CallError) as caught:
             async for envelope in stream:
                 items.append(envelope.data)
                 if len(items) == 3:
@@ -206,7 +206,7 @@ async def test_f3_a_peer_that_serves_nothing_is_unavailable() -> None:
             await target.wait_closed()
 
     async with serve_websocket(only_call, port=world.port), caller(world) as calls:
-        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+        with time_limit(28), pytest.raises(CallError) as caught:
             await calls.call("math.add", {"a": 1, "b": 2})
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -230,7 +230,7 @@ async def test_f25_sigterm_finishes_running_calls_and_marks_the_rest_retryable(
         await until(lambda: len(started(path)) == 3)
         worker.terminate()
         assert (await short).data == "written"
-        with anyio.fail_after(28):
+        with time_limit(28):
             mutation, query = await long
         assert await worker.wait() == 0
 
@@ -250,7 +250,7 @@ async def test_f25_a_second_sigterm_ends_the_worker_now(
         call = asyncio.create_task(calls.call("slow.write", {"seconds": 60, "path": str(path)}))
         await until(lambda: started(path))
         ending = asyncio.create_task(worker.wait())
-        with anyio.fail_after(28):
+        with time_limit(28):
             # Repeatedly: a busy machine may deliver two signals as one.
             while not ending.done():
                 worker.terminate()
@@ -296,7 +296,7 @@ async def test_f30_a_request_that_kills_every_worker_is_a_dead_letter_after_thre
         for _ in range(4):
             await stack.enter_async_context(worker_process(broker_world))
         calls = await stack.enter_async_context(caller(broker_world))
-        with anyio.fail_after(140), pytest.raises(CallError) as caught:
+        with time_limit(140), pytest.raises(CallError) as caught:
             await calls.call("slow.crash", {"path": str(path)}, timeout=150)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         if broker_world.name == "redis":
@@ -323,7 +323,7 @@ async def test_f33_a_worker_that_is_blocked_for_five_seconds_loses_nothing(
         if remote_world.name != "websocket":
             # The caller must know the first worker by then: it cannot miss a worker that it never knew.
             await enter(worker_process(remote_world))
-        with anyio.fail_after(25):
+        with time_limit(25):
             envelope = await calls.call("slow.block_loop", {"seconds": 5, "path": str(path)})
 
     assert envelope.data == "blocked"

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 
 from operations.access import Identity
@@ -160,7 +160,7 @@ async def test_a_handler_enforces_the_deadline_of_an_operation_that_ignores_it()
             except asyncio.CancelledError:
                 continue
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         target, inbox = MemoryTarget(), Inbox()
         await target.listen(("box.me",), inbox)
         async with PendingRequestMap(target) as calls:
@@ -209,7 +209,7 @@ async def test_closing_that_is_cancelled_while_a_request_runs_leaves_nothing() -
     closing = asyncio.create_task(calls.aclose())
     await asyncio.sleep(0)
     closing.cancel()
-    with anyio.fail_after(20):
+    with time_limit(20):
         await asyncio.gather(closing, handling, return_exceptions=True)
         await until(lambda: asyncio.all_tasks() <= before)
 
@@ -249,7 +249,7 @@ async def test_cancelling_a_handler_aborts_the_request() -> None:
 
     target, inbox = MemoryTarget(), Inbox()
     await target.listen(("box.me",), inbox)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with PendingRequestMap(target) as calls:
             task = asyncio.create_task(build_call_handler(registry, calls)(requested("slow.wait")))
             await started.wait()
@@ -278,7 +278,7 @@ async def test_a_request_without_an_address_does_not_count_as_abandoned(
     await target.listen((target.topic("operations.callers"),), inbox)
     calls = PendingRequestMap(target)
     handle = build_call_handler(registry, calls)
-    with anyio.fail_after(20):
+    with time_limit(20):
         await handle(requested("slow.sleep", {"seconds": 1.0}, reply_to=None))
     await calls.aclose()
 
@@ -297,7 +297,7 @@ async def test_over_a_broker_a_slow_reader_slows_the_handler_and_slow_calls_cont
         stack.push_async_callback(taking.aclose)
         caller = await stack.enter_async_context(broker_world.connect())
         calls = await stack.enter_async_context(PendingRequestMap(caller, heartbeat=0.1))
-        with anyio.fail_after(30):
+        with time_limit(30):
             slow = asyncio.create_task(calls.call("slow.sleep", {"seconds": 1.0}))
             items = [item.data async for item in calls.subscribe("count.up", {"n": 600}, window=8)]
             assert len(items) == 600
@@ -371,7 +371,7 @@ async def test_replies_without_an_address_are_published(ends: Any) -> None:
                 await answering.respond(ids["a.d"], local_envelope(number, "a.d"))
             await answering.complete(ids["a.d"])
 
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert (await answered).data == 2
                 with pytest.raises(CallError) as caught:
                     await failed
@@ -419,7 +419,7 @@ async def test_on_a_target_with_queues_a_subscription_is_replied_to_at_its_addre
         for number in range(2):
             await answering.respond(request_id, local_envelope(number, "a.b"), reply_to=reply_to)
         await answering.complete(request_id, reply_to=reply_to)
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await reading).data == 0
             assert [item.data async for item in stream] == [1]
         await taking.aclose()
@@ -447,7 +447,7 @@ async def test_a_first_request_that_is_cancelled_leaves_no_worker() -> None:
 
     target, inbox = SlowTarget(), Inbox()
     await target.listen(("box.me",), inbox)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with PendingRequestMap(target) as calls:
             handle = build_call_handler(registry, calls)
             workers = target.control(calls.group)

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 
 from operations.calls import PendingRequestMap, serve_calls
@@ -33,7 +33,7 @@ class Plain(SilentReceiver):
         await self._target.enqueue("operations", body, key="r1", reply_to=ME, wait=1)
 
     async def next(self) -> Any:
-        with anyio.fail_after(20):
+        with time_limit(20):
             return await self._events.get()
 
     def receive(self, delivery: Delivery) -> None:

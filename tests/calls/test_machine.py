@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from tests.limits import scaled
 
 from operations.calls import CallServer, PendingRequestMap
 from operations.calls.jobs import WorkerConfig
@@ -79,7 +80,7 @@ class Calls(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(scaled(20)):
                 return await work
 
         return self.loop.run_until_complete(bounded())

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import anyio
 import nats
 import pytest
 from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
@@ -17,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from tests.calls.waiting import caller, complete_report, until
 from tests.calls.worlds import BrokerWorld, World, nats_world, redis_world
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, running
 
@@ -90,7 +90,7 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
         monitor = await enter(monitor_group(await enter(world.connect(**options))))
         waiting = [asyncio.create_task(calls.call("latch.pass")) for _ in range(len(names) + 3)]
         await until(lambda: latch.begun == len(names))
-        with anyio.fail_after(30):
+        with time_limit(30):
             while (report := await complete_report(monitor, len(names))).waiting != 3 or (
                 report.lag or 0
             ) < 0.05:
@@ -147,7 +147,7 @@ async def test_a_worker_that_does_not_answer_is_reported(redis_server: Broker) -
         monitor = await stack.enter_async_context(monitor_group(target))
         silent = await target.listen((target.control("operations"),), SilentReceiver())
         stack.push_async_callback(silent.aclose)
-        with anyio.fail_after(20):
+        with time_limit(20):
             report = await monitor.look()
 
     assert (report.workers, report.silent) == ([], 1)
@@ -190,7 +190,7 @@ async def test_dead_letters_are_listed_inspected_replayed_and_removed(
 
     for body in (*(request_of(operation_id="shop.count", input={"n": n}) for n in (1, 2)), b"{}"):
         await target.dead_letter("operations", body)
-    with anyio.fail_after(20):
+    with time_limit(20):
         while (await monitor.look()).dead_letters != 3:
             await asyncio.sleep(0.01)
     second, first = await monitor.letters()
@@ -228,7 +228,7 @@ async def test_a_dead_letter_has_no_credential() -> None:
     worker = CallServer(OperationRegistry(), target, WorkerConfig())
     await worker.listen()
     async with PendingRequestMap(target, heartbeat=0.05) as calls:
-        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+        with time_limit(30), pytest.raises(CallError) as caught:
             await calls.call("shop.count", {"n": 1}, credential="CANARY", replayable=True)
     await taking.aclose()
     await worker.aclose()

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.conftest import make_world
 from tests.calls.waiting import until
 from tests.calls.worlds import World, nats_world, redis_world
+from tests.limits import time_limit
 from tests.servers import NatsServer, RedisServer, running
 
 from operations.calls import PendingRequestMap, RemoteService, from_calls, serve_calls
@@ -47,7 +47,7 @@ async def _left(before: set["asyncio.Task[Any]"]) -> None:
 
 async def _gone(target: EventTarget, mailbox: str) -> None:
     """Wait until the broker reports that no client listens there."""
-    with anyio.fail_after(20):
+    with time_limit(20):
         while await target.is_present(mailbox):
             await asyncio.sleep(0.01)
 
@@ -170,12 +170,12 @@ async def test_calls_that_could_not_open_can_be_used_once_the_broker_is_there(
             broker.kill()
             await until(lambda: not target.is_connected)
             calls = PendingRequestMap(target)
-            with anyio.fail_after(20), pytest.raises(CallError) as call:
+            with time_limit(20), pytest.raises(CallError) as call:
                 await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.5)
-            with anyio.fail_after(20), pytest.raises(CallError) as stream:
+            with time_limit(20), pytest.raises(CallError) as stream:
                 await anext(calls.subscribe("math.add", {"a": 1, "b": 2}, idle_timeout=0.5))
             broker.start()
-            with anyio.fail_after(60):
+            with time_limit(60):
                 while True:
                     try:
                         answer = await calls.call("math.add", {"a": 1, "b": 2}, timeout=20)
@@ -200,7 +200,7 @@ async def test_a_call_ends_at_its_deadline_although_giving_up_takes_longer() -> 
             await asyncio.to_thread(os.waitid, os.P_PID, broker.process.pid, os.WSTOPPED)
             calls = PendingRequestMap(target)
             try:
-                with anyio.fail_after(3), pytest.raises(CallError, match="was not sent"):
+                with time_limit(3), pytest.raises(CallError, match="was not sent"):
                     await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.5)
             finally:
                 broker.process.send_signal(signal.SIGCONT)
@@ -251,6 +251,6 @@ async def test_a_first_call_with_a_short_timeout_is_not_an_outage() -> None:
             await calls.call("math.add", timeout=0.01)
         reachable.set()
         # After an outage it would wait for workers that may be reconnecting.
-        with anyio.fail_after(1), pytest.raises(CallError) as caught:
+        with time_limit(1), pytest.raises(CallError) as caught:
             await calls.call("math.add")
     assert caught.value.code == ErrorCode.UNAVAILABLE

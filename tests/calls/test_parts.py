@@ -5,8 +5,8 @@ import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import scaled, time_limit
 
 from operations._deadline import NEVER, DeadlineTable
 from operations.calls.execution import AdmissionQueue
@@ -255,7 +255,7 @@ async def test_deadlines_expire_in_time_unless_removed() -> None:
     table.add("gone", 0.1)
     table.add("never", NEVER)
     del table.entries["gone"]
-    with anyio.fail_after(20):
+    with time_limit(20):
         while len(table.expired) < 2:
             await asyncio.sleep(0.01)
 
@@ -280,10 +280,10 @@ async def test_a_producer_waits_for_room_in_items_and_in_bytes() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(pace.room(), 0.02)
     pace.grant(3)
-    await asyncio.wait_for(pace.room(), 20)
+    await asyncio.wait_for(pace.room(), scaled(20))
     pace.sent(MAX_UNREAD_BYTES)
     pace.grant(100)
-    await asyncio.wait_for(pace.room(), 20)
+    await asyncio.wait_for(pace.room(), scaled(20))
 
 
 @pytest.mark.requirement("R45")

@@ -11,13 +11,13 @@ from collections import OrderedDict
 from contextlib import aclosing
 from typing import Any
 
-import anyio
 import msgspec
 import pydantic
 import pytest
 from tests.calls.shim import Shim
 from tests.calls.waiting import until
 from tests.calls.worlds import WebSocketWorld, World, calling
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 
 from operations._pipeline.plan import Call, Next, NextStream
@@ -223,7 +223,7 @@ async def test_an_expired_call_is_not_sent(registry: OperationRegistry) -> None:
 async def test_a_timeout_that_is_not_a_number_is_rejected(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
-        with anyio.fail_after(20):
+        with time_limit(20):
             with pytest.raises(CallError, match="timeout is not a number") as of_call:
                 await calls.call("slow.sleep", {"seconds": 60}, timeout=math.nan)
             with pytest.raises(CallError, match="timeout is not a number") as of_stream:
@@ -377,7 +377,7 @@ async def test_r12_a_reply_does_not_wait_for_the_confirmation_that_its_request_w
 ) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(Unconfirmed(target)) as calls:
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         task = asyncio.current_task()
         assert task is not None
@@ -395,7 +395,7 @@ async def test_r12_a_task_cancelled_when_its_call_ends_is_cancelled(
         calls.abort(next(iter(calls.pending)))
         # Sending is cancelled in the next iteration of the loop, after this.
         call.cancel()
-        with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
+        with time_limit(20), pytest.raises(asyncio.CancelledError):
             await call
 
 
@@ -403,7 +403,7 @@ async def test_a_closed_map_rejects_calls(registry: OperationRegistry) -> None:
     calls = PendingRequestMap()
     await calls.aclose()
     await calls.aclose()
-    with anyio.fail_after(20), pytest.raises(CallError) as caught:
+    with time_limit(20), pytest.raises(CallError) as caught:
         await calls.call("math.add")
 
     assert caught.value.code == ErrorCode.ABORTED
@@ -433,7 +433,7 @@ async def test_a_cancelled_call_is_not_sent_again() -> None:
             refusing.append(asyncio.create_task(target.send(event.payload.reply_to or "", body)))
 
     target, refusing = HeldTarget(), list[asyncio.Task[None]]()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             aclosing(await target.consume("operations", StoppingWorker())),
             PendingRequestMap(target) as calls,

@@ -9,13 +9,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import anyio
 import nats
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import complete_report, lines, started, until
+from tests.limits import time_limit
 from tests.servers import REDIS_7, VALKEY, Broker, NatsServer, RedisServer, running
 
 from operations.access import Identity
@@ -172,7 +172,7 @@ async def test_an_operator_uses_the_account_of_a_worker_and_clients_see_no_dead_
             await guard.alice.target.dead_letter(
                 "operations", encode_event(CallRequested(payload=payload))
             )
-            with anyio.fail_after(20):
+            with time_limit(20):
                 while not await operator.letters():
                     await asyncio.sleep(0.01)
             assert [each.operation for each in await operator.letters()] == ["math.add"]
@@ -189,7 +189,7 @@ async def test_a_caller_with_the_wrong_name_gets_an_error_at_once(
         guarded(scheme, tmp_path / "log") as guard,
         connect(guard.broker, "alice", client=name) as target,
     ):
-        with anyio.fail_after(20), pytest.raises(TransportError, match="client=") as caught:
+        with time_limit(20), pytest.raises(TransportError, match="client=") as caught:
             async with PendingRequestMap(target):
                 pass
 
@@ -249,7 +249,7 @@ async def test_a_request_that_is_not_permitted_fails_at_once_and_names_the_permi
         PendingRequestMap(target) as alice,
     ):
         for _ in range(2):
-            with anyio.fail_after(10), pytest.raises(CallError) as caught:
+            with time_limit(10), pytest.raises(CallError) as caught:
                 await alice.call("math.add", {"a": 1, "b": 2}, timeout=60)
             assert caught.value.code == "UNAVAILABLE"
             assert not caught.value.retryable
@@ -262,7 +262,7 @@ async def test_a_caller_that_may_not_listen_fails_at_once_and_names_the_permissi
     scheme: str, permission: str, named: str, tmp_path: Path
 ) -> None:
     async with lacking(scheme, permission, tmp_path) as broker, connect(broker, "alice") as target:
-        with anyio.fail_after(10), pytest.raises(TransportError, match=named):
+        with time_limit(10), pytest.raises(TransportError, match=named):
             async with PendingRequestMap(target):
                 pass
 
@@ -278,7 +278,7 @@ async def test_a_worker_that_may_not_read_requests_does_not_start(
     with running(RedisServer("--aclfile", acl, program=SERVERS[scheme])) as broker:
         async with connect(broker, "worker") as target:
             refused = rf"Redis refused {command.upper()}.* add the missing permission"
-            with anyio.fail_after(10), pytest.raises(TransportError, match=refused):
+            with time_limit(10), pytest.raises(TransportError, match=refused):
                 async with serve_calls(build_registry(), target):
                     pass
 
@@ -519,7 +519,7 @@ async def test_r61_redis_rejects_the_commands_of_an_attacker(
         queue = "operations:queue:operations:alice"
         admin: Any = Redis.from_url(f"redis://worker:worker-secret@127.0.0.1:{guard.broker.port}")
         async with admin:
-            with anyio.fail_after(20):
+            with time_limit(20):
                 while SECRET.encode() not in b"".join(
                     fields[b"e"] for _, fields in await admin.xrange(queue)
                 ):
@@ -558,7 +558,7 @@ async def test_scripts_that_were_flushed_are_loaded_again(
         admin: Any = Redis.from_url(f"redis://worker:worker-secret@127.0.0.1:{guard.broker.port}")
         async with admin:
             await admin.script_flush()
-        with anyio.fail_after(20):
+        with time_limit(20):
             while True:
                 with suppress(CallError):
                     assert (await guard.alice.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -699,7 +699,7 @@ async def test_requests_of_several_clients_are_consumed_in_turn(redis_server: Br
             for calls, name, count in ((busy, "busy", 20), (calm, "calm", 3)):
                 for _ in range(count):
                     tasks.create_task(call(calls, name))
-            with anyio.fail_after(20):
+            with time_limit(20):
                 while (await server.target.state("operations")).waiting != 23:
                     await asyncio.sleep(0.01)
             blocker.cancel()
@@ -729,7 +729,7 @@ async def test_requests_that_arrive_at_the_same_moment_wait_for_room(
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(watch())
-        with anyio.fail_after(20):
+        with time_limit(20):
             answers = await asyncio.gather(
                 *(calls.call("slow.write", {"seconds": 0.01, "path": str(path)}) for calls in maps)
             )
@@ -800,7 +800,7 @@ async def test_the_documented_permissions_are_enough_for_the_store_of_approvals(
             assert await here.swap("approval.a", None, b"1")
             assert await here.swap("approval.a", b"1", b"2")
             await here.announce()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await changed.wait()
             assert await there.items("approval") == {"approval.a": b"2"}
             assert await there.swap("approval.a", b"2", None)

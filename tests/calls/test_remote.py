@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anyio
 import msgspec
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World
+from tests.limits import scaled, time_limit
 from tests.servers import free_port
 
 from operations.access import AccessControl, Identity
@@ -310,7 +310,7 @@ async def test_calls_to_a_group_are_limited_and_the_others_wait() -> None:
         await release.wait()
         running -= 1
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serve_calls(there, target), from_calls(target, concurrent_calls=2) as service:
             here = OperationRegistry()
             here.register_all(service)
@@ -429,7 +429,7 @@ async def test_an_import_has_its_own_idle_timeout() -> None:
         here.register_all(service)
         items = here.subscribe("quiet.watch", {})
         assert (await anext(items)).data == 1
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await anext(items)
 
     assert caught.value.code == ErrorCode.TIMEOUT
@@ -453,7 +453,7 @@ async def test_calls_to_a_spoke_that_leaves_fail_at_once() -> None:
             call = asyncio.create_task(center.execute("spoke.wait"))
             await started.wait()
         with pytest.raises(CallError) as caught:
-            await asyncio.wait_for(call, 20)
+            await asyncio.wait_for(call, scaled(20))
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
@@ -624,7 +624,7 @@ async def test_f14_a_result_larger_than_the_hub_accepts_fails_its_call_alone() -
         return "x" * size
 
     hub = WebSocketHub(center, limits=Limits(body_bytes=100_000))
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with hub.serve() as server:
             url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with connect_websocket(url) as target, serve_calls(spoke, target):
@@ -696,9 +696,9 @@ async def test_f34_a_closed_connection_or_one_of_another_loop_raises_at_once(
                 asyncio.run(call())
             return caught.value.message
 
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert "another event loop" in await asyncio.to_thread(elsewhere)
-    with anyio.fail_after(20):
+    with time_limit(20):
         with pytest.raises(CallError, match="closed: connect again") as caught:
             await PendingRequestMap(target).call("math.add", {"a": 1, "b": 2})
         with pytest.raises(TransportError, match="closed: connect again"):
@@ -889,7 +889,7 @@ async def test_a_change_that_cannot_be_imported_does_not_hide_later_ones(world: 
         from_calls(target, access=access) as service,
     ):
         registry.operation("refused.one", type="query")(one)
-        with anyio.fail_after(30):
+        with time_limit(30):
             await refused.wait()
             registry.unregister("refused.one")
             registry.operation("later.one", type="query")(one)
@@ -912,7 +912,7 @@ async def test_a_changed_time_limit_is_imported(world: World) -> None:
         operation = registry.get("slow.one")
         assert operation is not None
         registry.register(msgspec.structs.replace(operation, timeout=120), replace=True)
-        with anyio.fail_after(30):
+        with time_limit(30):
             await until(lambda: [each.source_timeout for each in service] == [120])
 
 
@@ -940,7 +940,7 @@ async def test_an_update_that_failed_is_repeated(world: World) -> None:
         from_calls(target) as service,
     ):
         local.register_all(service)
-        with anyio.fail_after(30):
+        with time_limit(30):
             registry.unregister("shop.one")
             registry.operation("shop.one", type="query", version="2")(one)
             await failed.wait()
@@ -977,7 +977,7 @@ async def test_restrictions_of_the_application_survive_changes_of_the_workers(
     ):
         here.register_all(service)
         restrict(here, "shop.one")
-        with anyio.fail_after(30):
+        with time_limit(30):
             there.unregister("shop.one")
             offer("2")
             await until(lambda: here.get_spec("shop.one").version == "2")  # type: ignore[union-attr]
@@ -1005,5 +1005,5 @@ async def test_a_service_closed_during_a_failing_refresh_stops_following(
     before = asyncio.all_tasks()
     async with serve_calls(registry, target), from_calls(target) as service:
         monkeypatch.setattr(service.calls, "has_workers", fail_when_cancelled)
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), scaled(10))
     await until(lambda: asyncio.all_tasks() == before)

@@ -4,12 +4,12 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import anyio
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.test_deploys import release
 from tests.calls.waiting import lines, until
 from tests.calls.worlds import World
+from tests.limits import time_limit
 
 from operations.calls import from_calls
 from operations.context import OperationContext
@@ -33,7 +33,7 @@ async def test_a_mutation_waits_for_a_worker_and_runs_once(
         counters, stop = hub.count_calls()
         stack.callback(stop)
         paying = asyncio.create_task(hub.execute("shop.pay", {"number": 1}, timeout=60))
-        with anyio.fail_after(40):
+        with time_limit(40):
             await until(lambda: counters.of("shop.pay").retries > 1)
             assert lines(ledger) == []
             async with broker_world.serve(release(ledger, "shop.pay")):
@@ -58,7 +58,7 @@ async def test_a_handler_is_not_repeated_because_a_call_of_it_was_not_begun(
         target = await stack.enter_async_context(broker_world.connect())
         async with broker_world.serve(release(ledger, "shop.pay")):
             hub.register_all(await stack.enter_async_context(from_calls(target)))
-        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+        with time_limit(30), pytest.raises(CallError) as caught:
             await hub.execute("order.place")
 
     assert (caught.value.code, caught.value.begun) == (ErrorCode.UNAVAILABLE, False)

@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from tests.calls.operations_under_test import note
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import BrokerWorld, World, redis_world
+from tests.limits import time_limit
 from tests.servers import RedisServer, proxy, running
 
 from operations.calls import PendingRequestMap
@@ -87,7 +87,7 @@ async def test_r36_requests_of_a_lagging_replica_do_not_run_again(tmp_path: Path
                 await _until_replicated(replica)
 
                 async def fall_behind() -> None:
-                    with anyio.fail_after(20):
+                    with time_limit(20):
                         while await replica.xlen(queue) <= CALLS / 2:
                             await asyncio.sleep(0.01)
                     await replica.execute_command("REPLICAOF", "NO", "ONE")  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ async def enforce_nothing_runs_again(
 ) -> None:
     """Start a worker that did not see the requests before, and wait until it has read the whole queue."""
     async with world.serve(paying(ledger)):
-        with anyio.fail_after(20):
+        with time_limit(20):
             # The queue is in order: the restored requests are delivered before this one.
             assert (await calls.call("shop.ping")).data == "pong"
             assert (await calls.call("shop.pay", {"number": 99})).data == 99
@@ -115,7 +115,7 @@ async def enforce_nothing_runs_again(
 
 
 async def _until_replicated(replica: Any) -> None:
-    with anyio.fail_after(30):
+    with time_limit(30):
         while (await replica.info("replication"))["master_link_status"] != "up":
             await asyncio.sleep(0.02)
 
@@ -176,7 +176,7 @@ async def test_workers_reject_a_second_attempt_of_a_mutation(
         )
         await until(lambda: started(ledger))
         next(each for each in (first, second) if each.pid == started(ledger)[0]).kill()
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await writing
 
     assert caught.value.code == ErrorCode.UNAVAILABLE

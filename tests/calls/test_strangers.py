@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import caller, until
 from tests.calls.worlds import BrokerWorld, MemoryWorld, World, calling, nats_world, redis_world
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker
 from websockets.asyncio.server import ServerConnection, serve
@@ -435,7 +435,7 @@ async def test_f12_a_worker_with_a_malformed_address_does_not_hide_lost_items_of
         await anext(first)
         other = calls.subscribe("tick.other")
         await anext(other)
-        with anyio.fail_after(20), pytest.raises(CallError, match="items of the subscription"):
+        with time_limit(20), pytest.raises(CallError, match="items of the subscription"):
             await anext(other)
 
 
@@ -468,7 +468,7 @@ async def test_f25_a_worker_for_one_peer_leaves_with_it_and_a_signal_reaches_the
         ended.append(target)
 
     before = signal.getsignal(signal.SIGINT)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serve_websocket(attach) as server, AsyncExitStack() as stack:
             stack.callback(signal.signal, signal.SIGINT, before)
             url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"

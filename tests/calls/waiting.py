@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 from tests.calls.worlds import World
+from tests.limits import time_limit
 
 from operations.calls import PendingRequestMap
 from operations.calls.monitoring import GroupMonitor, GroupReport
@@ -14,14 +14,14 @@ from operations.calls.monitoring import GroupMonitor, GroupReport
 
 async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait until `condition` holds."""
-    with anyio.fail_after(seconds):
+    with time_limit(seconds):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 async def complete_report(monitor: GroupMonitor, workers: int) -> GroupReport:
     """Return a report of this many workers; on a busy machine, some may respond too late for the first one."""
-    with anyio.fail_after(30):
+    with time_limit(30):
         while len((report := await monitor.look()).workers) < workers:
             pass
     return report

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.cli.conftest import Ran
+from tests.limits import scaled
 
 from operations import Schema
 from operations.cli.inputs import read_input
@@ -134,7 +135,7 @@ def test_a_file_is_sent_unchanged_if_the_schema_accepts_bytes(tmp_path: Path) ->
 def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.add", "-"],
-        input='{"a": 40, "b": 2}', capture_output=True, text=True, timeout=150, check=False, env=environment,
+        input='{"a": 40, "b": 2}', capture_output=True, text=True, timeout=scaled(150), check=False, env=environment,
     )  # fmt: skip
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
@@ -299,7 +300,7 @@ def test_bytes_go_into_a_pipe_or_a_file_unchanged(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.image"],
-        capture_output=True, timeout=150, check=False, env=environment,
+        capture_output=True, timeout=scaled(150), check=False, env=environment,
     )  # fmt: skip
     assert done.stdout == bytes(range(256))
 
@@ -319,7 +320,7 @@ def test_the_output_of_a_subscription_replaces_a_file(run: Run, folder: Path) ->
 def test_a_reader_that_leaves_is_not_an_error(folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m operations call work.count to=100000 | head -1"],
-        capture_output=True, text=True, timeout=150, check=False, env=environment,
+        capture_output=True, text=True, timeout=scaled(150), check=False, env=environment,
     )  # fmt: skip
 
     assert (done.stdout, done.stderr) == ("1\n", "")

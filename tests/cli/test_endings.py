@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Ran
+from tests.limits import scaled
 
 from operations import MissingExtraError, cli
 from operations.__main__ import main
@@ -174,7 +175,7 @@ def test_a_closed_stream_discards_its_output(
     line = f'exec "$@" {closed}'
     done = subprocess.run(
         ["sh", "-c", line, "sh", sys.executable, "-m", "operations", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=scaled(150), check=False,
     )  # fmt: skip
 
     assert done.returncode == 0
@@ -193,7 +194,7 @@ def test_a_reader_that_leaves_ends_the_command_in_one_way(
     os.close(reader)
     done = subprocess.run(
         [*command, *arguments], cwd=folder, env=environment,
-        stdout=writer, stderr=subprocess.PIPE, timeout=150, check=False,
+        stdout=writer, stderr=subprocess.PIPE, timeout=scaled(150), check=False,
     )  # fmt: skip
     os.close(writer)
 
@@ -208,7 +209,7 @@ def test_a_full_disk_is_reported(
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "operations", *arguments], cwd=folder, env=environment,
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=150, check=False,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=scaled(150), check=False,
         )  # fmt: skip
 
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
@@ -221,7 +222,7 @@ def test_a_command_ends_although_a_handler_ignores_its_cancellation(
     (folder / "ops.py").write_text(STUBBORN)
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.stubborn", "--timeout", "0.1"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=scaled(100), check=False,
     )  # fmt: skip
 
     assert done.returncode == 7
@@ -245,7 +246,7 @@ def test_output_in_a_pipe_is_utf_8_in_any_locale(folder: Path, environment: dict
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.ship", "to.street=☃", "size=small", "notes=x"],
         cwd=folder, env={**environment, "PYTHONIOENCODING": "latin-1"}, capture_output=True,
-        timeout=150, check=False,
+        timeout=scaled(150), check=False,
     )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, b"")
@@ -259,7 +260,7 @@ def test_a_folder_may_have_a_name_that_the_locale_cannot_encode(
     variables = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.add", "a=1"], cwd=named,
-        env={**environment, **variables}, capture_output=True, timeout=150, check=False,
+        env={**environment, **variables}, capture_output=True, timeout=scaled(150), check=False,
     )  # fmt: skip
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2\n", b"")
@@ -286,7 +287,11 @@ sys.meta_path.insert(0, Interrupting())
 from operations.__main__ import main
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=scaled(150),
+        check=False,
     )
 
     assert (done.returncode, done.stderr) == (130, "")
@@ -295,7 +300,11 @@ from operations.__main__ import main
 def test_a_missing_cli_extra_is_reported() -> None:
     code = "import sys; sys.modules['cyclopts'] = None; from operations.__main__ import main; main(['list'])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=scaled(150),
+        check=False,
     )
 
     assert done.returncode == 1

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cli.conftest import Ran
 from tests.conftest import PROJECT
+from tests.limits import scaled
 
 from operations import (
     AccessControl,
@@ -509,7 +510,7 @@ def test_the_python_client_is_clean_under_pyright_strict(tmp_path: Path) -> None
         [sys.executable, "-m", "pyright", "-p", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=scaled(200),
         check=False,
     )
 

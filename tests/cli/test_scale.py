@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cli.conftest import Ran
+from tests.limits import scaled
 
 Run = Callable[..., Ran]
 
@@ -18,7 +19,7 @@ def test_help_imports_no_command(folder: Path, environment: dict[str, str]) -> N
         "print(sorted(heavy & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]
-    printed = subprocess.check_output(command, env=environment, text=True, timeout=150)
+    printed = subprocess.check_output(command, env=environment, text=True, timeout=scaled(150))
 
     assert "Find and call" in printed
     assert printed.splitlines()[-1] == "[]"

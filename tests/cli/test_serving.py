@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anyio
 import msgspec
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import ToolListChangedNotification
 from tests.cli.conftest import TOOL_SERVER, Ran
+from tests.limits import scaled, time_limit
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
@@ -43,7 +43,7 @@ async def started(
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        with anyio.fail_after(150):
+        with time_limit(150):
             line = await process.stdout.readline()
         assert line, (await process.communicate())[1].decode()
         yield process, msgspec.json.decode(line)
@@ -67,7 +67,7 @@ def test_a_trace_that_cannot_be_written_is_reported_as_the_log_requires(
 
     ran = subprocess.run(
         [sys.executable, "-m", "operations", *arguments], env={**environment, **KEYS},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=scaled(150), check=False,
     )  # fmt: skip
 
     lines = [each for each in ran.stderr.splitlines() if "operations trace will not" in each]
@@ -109,7 +109,7 @@ sys.stdin.read()
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        with anyio.fail_after(60):
+        with time_limit(60):
             line = await process.stdout.readline()
             url = msgspec.json.decode(line)["url"]
             async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as answer:
@@ -125,7 +125,7 @@ sys.stdin.read()
 async def test_every_entry_point_serves_the_same_operations_with_the_same_rights(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    with anyio.fail_after(200):
+    with time_limit(200):
         async with started(environment, "serve") as (process, ready):
             assert ready["operations"] == 12
             places, url = ready["entryPoints"], ready["url"]
@@ -163,7 +163,7 @@ async def test_every_entry_point_serves_the_same_operations_with_the_same_rights
 async def test_only_the_entry_points_that_were_asked_for_are_open(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with started(environment, "serve", "--entry-point", "http") as (_, ready):
             assert list(ready["entryPoints"]) == ["http"]
             async with aiohttp.ClientSession() as session:
@@ -213,7 +213,7 @@ async def test_mcp_on_stdio_uses_the_settings_of_the_file(
         ),
         errors,
     )
-    with errors, anyio.fail_after(150):
+    with errors, time_limit(150):
         async with Client(server) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             called = await client.call_tool("call", {"operation": "work.secret", "input": {}})
@@ -244,7 +244,7 @@ async def test_mcp_on_stdio_follows_the_file(folder: Path, environment: dict[str
         if isinstance(message, ToolListChangedNotification):
             changed.set()
 
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with Client(stdio_client(server), mode="legacy", message_handler=notice) as client:
 
             async def is_listed() -> bool:
@@ -285,7 +285,7 @@ def test_output_that_cannot_be_written_is_not_an_error_of_the_address(
             stdout=writer,
             stderr=subprocess.PIPE,
             check=False,
-            timeout=60,
+            timeout=scaled(60),
         )
     finally:
         os.close(writer)
@@ -343,7 +343,7 @@ def test_output_of_modules_is_not_a_result(folder: Path, run: Callable[..., Ran]
 async def test_a_worker_serves_callers_on_redis_and_finishes_running_calls(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    with broker_running(RedisServer()) as broker, anyio.fail_after(200):
+    with broker_running(RedisServer()) as broker, time_limit(200):
         with (folder / "operations.toml").open("a") as config:
             config.write(f"[brokers.main]\nurl = '{broker.url}'\nworkers = true\n")
             config.write("[work]\nport = 0\n[log]\nrequests = true\njson = true\n")

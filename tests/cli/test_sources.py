@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anyio
 import jwt
 import pytest
 from tests.cli.conftest import TOOL_SERVER, Ran
+from tests.limits import time_limit
 from tests.servers import REDIS_7, Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
 
@@ -46,7 +46,7 @@ def config_file(folder: Path, text: str) -> ConfigFile:
 
 @asynccontextmanager
 async def hub_of(folder: Path, text: str) -> AsyncIterator[Hub]:
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(config_file(folder, text)) as hub:
             yield hub
 
@@ -253,7 +253,7 @@ async def test_workers_on_a_broker_are_a_source(
         assert context.identity is not None
         return context.identity.id
 
-    with broker_running(RedisServer()) as broker, anyio.fail_after(150):
+    with broker_running(RedisServer()) as broker, time_limit(150):
         resolve = Access(config_file(folder, text.format(url=broker.url)), Store()).resolve
         async with (
             connect_redis(broker.url, secret=SECRET) as target,
@@ -380,7 +380,7 @@ async def test_of_two_brokers_with_the_same_operation_both_are_imported(
         prefix = "red:"
         workers = true
         """
-    with broker_running(RedisServer()) as broker, anyio.fail_after(150):
+    with broker_running(RedisServer()) as broker, time_limit(150):
         written = text.format(url=broker.url)
         async with (
             connect_redis(broker.url, prefix="blue:") as blue,
@@ -436,7 +436,7 @@ async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
         private = true
         workers = true
         """
-    with broker_running(broker), anyio.fail_after(150):
+    with broker_running(broker), time_limit(150):
         connect: Any = {"nats": connect_nats, "redis": connect_redis}[scheme]
         url = f"{scheme}://worker:worker-secret@127.0.0.1:{broker.port}"
         options = {} if scheme == "nats" else {"clients": ["alice"]}

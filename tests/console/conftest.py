@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.console.hub import build_registry, served
+from tests.limits import scaled
 from tests.servers import installer_environment
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -43,7 +44,7 @@ STORED = """async () => [
 ]"""
 DESK = (1440, 900)
 PHONE = (390, 844)
-PATIENCE = 30_000
+PATIENCE = scaled(30_000)
 """Milliseconds that a page may take on a busy machine."""
 
 expect.set_options(timeout=PATIENCE)
@@ -157,7 +158,7 @@ def axe() -> str:
         made = Path(mkdtemp(dir=AXE.parent))
         command = [npm, "install", "--prefix", str(made), "--no-save", f"axe-core@{AXE_VERSION}"]
         got = subprocess.run(
-            command, env=installer_environment(), capture_output=True, text=True, timeout=100, check=False
+            command, env=installer_environment(), capture_output=True, text=True, timeout=scaled(100), check=False
         )  # fmt: skip
         if got.returncode != 0:
             pytest.skip(f"axe-core cannot be installed: {got.stderr.strip()[-300:]}")

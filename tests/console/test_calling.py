@@ -9,6 +9,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 from tests.console.conftest import Eyes, keep
 from tests.console.hub import PICTURE, STATE
+from tests.limits import scaled
 
 
 def call(page: Page) -> None:
@@ -267,7 +268,7 @@ def test_a_call_can_be_copied_as_curl_python_and_mcp(eyes: Eyes) -> None:
     page.get_by_text("Copy as curl, Python or MCP").click()
     python = snippet(page, "Python")
     printed = subprocess.run(
-        [sys.executable, "-c", python], capture_output=True, check=True, timeout=100
+        [sys.executable, "-c", python], capture_output=True, check=True, timeout=scaled(100)
     )
     assert given["customer"] in printed.stdout.decode()
     words = shlex.split(snippet(page, "curl").replace("\\\n", ""))

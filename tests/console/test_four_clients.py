@@ -11,12 +11,12 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import anyio
 import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from playwright.sync_api import Browser
+from tests.limits import time_limit
 
 from operations import CallError, OperationRegistry
 from operations.calls import from_calls
@@ -66,7 +66,7 @@ def alone(work: Coroutine[Any, Any, T]) -> T:
     """Run in a thread, because the driver of the browser uses the event loop of this one."""
 
     async def bounded() -> T:
-        with anyio.fail_after(60):
+        with time_limit(60):
             return await work
 
     with ThreadPoolExecutor(1) as pool:

@@ -7,9 +7,9 @@ from time import monotonic, time
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 from starlette.requests import HTTPConnection
+from tests.limits import time_limit
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.mcp_serving.test_http import post
 
@@ -90,7 +90,7 @@ async def serving(
         heartbeat=heartbeat,
     )
     peers = WebSocketHub(registry)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             running(app) as url,
             peers.serve(identify=keys) as server,
@@ -165,7 +165,7 @@ async def test_a_stream_that_was_opened_with_more_access_ends_when_the_caller_lo
     monitor = CredentialMonitor()
     with monitor.watching(credential(), lambda: None):
         held = ["run", "admin"]
-        with monitor.watching(credential(), ended.set), anyio.fail_after(20):
+        with monitor.watching(credential(), ended.set), time_limit(20):
             held = ["run"]
             await ended.wait()
 
@@ -249,7 +249,7 @@ async def test_what_was_opened_without_a_credential_ends_once_every_caller_needs
         await asyncio.Event().wait()
 
     app = create_app(registry, identity=Keys(), mcp=True, websocket=True)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(app) as url, aiohttp.ClientSession() as session:
             async with session.post(f"{url}/mcp", json=INITIALIZE, headers=MCP_HEADERS) as opened:
                 session_id = opened.headers["mcp-session-id"]
@@ -285,7 +285,7 @@ async def test_a_subscription_of_an_unknown_peer_ends_once_every_caller_needs_a_
         await asyncio.Event().wait()
 
     hub = WebSocketHub(registry)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with hub.serve() as server:
             port = server.sockets[0].getsockname()[1]
             async with (
@@ -320,7 +320,7 @@ async def test_a_half_sent_request_opens_no_stream_once_every_caller_needs_a_cre
 
     app = create_app(registry, identity=identify)
     headers = {"content-type": "application/json"}
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(app) as url, aiohttp.ClientSession() as session:
             post = session.post(f"{url}/test/follow", data=body(), headers=headers)
             posted = asyncio.ensure_future(post.__aenter__())
@@ -336,7 +336,7 @@ async def test_a_call_on_a_socket_ends_in_the_grace_period_of_a_shutdown() -> No
     keys, registry, begun = Keys(), following(), asyncio.Event()
     registry.observe(lambda event: begun.set() if isinstance(event, CallStarted) else None)
     app = create_app(registry, identity=keys, websocket=True, scopes_supported=["run"])
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with (
             running(app) as url,
             connect_websocket(url.replace("http", "ws") + "/ws", headers=KEY) as target,
@@ -363,7 +363,7 @@ async def test_a_subscription_through_a_worker_ends(end: Any, seconds: float | N
             raise keys.rejection
         return Identity("ann", ["run"], expires_at=keys.expires_at)
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             serve_calls(following(), target, resolve=resolve),
             PendingRequestMap(target, credential="key") as calls,
@@ -450,7 +450,7 @@ async def test_a_stream_outlives_the_grant_with_which_a_hub_started_it(
         PendingRequestMap(target, group="workers", delegate=root.delegate("workers")) as calls,
     ):
         caller = OperationContext(identity=Identity("ann", ["run"]))
-        with anyio.fail_after(20):
+        with time_limit(20):
             items = [item.data async for item in calls.subscribe("far.tick", {}, context=caller)]
 
     assert items == [False, True]
@@ -476,9 +476,9 @@ async def test_a_check_that_fails_does_not_keep_the_stream_of_another_caller_ope
     with (
         monitor.watching(Credential(Identity("slow"), check, "slow"), lambda: None),
         monitor.watching(Credential(Identity("ann"), revoked, "ann"), ended.set),
+        time_limit(20),
     ):
-        with anyio.fail_after(20):
-            await ended.wait()
+        await ended.wait()
 
 
 async def test_a_stream_with_a_grant_ends_if_the_store_does_not_respond(
@@ -489,9 +489,8 @@ async def test_a_stream_with_a_grant_ends_if_the_store_does_not_respond(
     identity = await root.resolve(root.create(Identity("ann"), "bot", operations=["*"]))
     assert identity is not None
     monitor, ended = CredentialMonitor(), asyncio.Event()
-    with monitor.watching(Credential(identity, never, "grant"), ended.set):
-        with anyio.fail_after(20):
-            await ended.wait()
+    with monitor.watching(Credential(identity, never, "grant"), ended.set), time_limit(20):
+        await ended.wait()
 
 
 async def test_a_stream_opened_while_its_credential_is_checked_ends_as_well() -> None:
@@ -507,8 +506,8 @@ async def test_a_stream_opened_while_its_credential_is_checked_ends_as_well() ->
 
     monitor = CredentialMonitor()
     with monitor.watching(Credential(Identity("bob"), never, "bob"), lambda: None):
-        with monitor.watching(credential(), lambda: None), anyio.fail_after(20):
+        with monitor.watching(credential(), lambda: None), time_limit(20):
             await asked.wait()
-        with monitor.watching(credential(), ended.set), anyio.fail_after(20):
+        with monitor.watching(credential(), ended.set), time_limit(20):
             answered.set()
             await ended.wait()

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from tests.front.outcomes import ACCESS, SIZES
+from tests.limits import time_limit
 
 from operations.__main__ import main
 from operations._text import tool_name
@@ -154,7 +155,7 @@ async def stdio(folder: Path, key: str | None) -> AsyncGenerator[Client]:
         cwd=folder,
         env=dict(os.environ),
     )
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with Client(child) as client:
             yield client
 

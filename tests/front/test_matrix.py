@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import anyio
 import msgspec
 import pytest
 from tests.front.outcomes import ACCESS, DEEP, SIZES, VALUES
+from tests.limits import time_limit
 from tests.mcp_serving.support import MODERN_META, modern_headers
 from tests.receivers import SilentReceiver
 from tests.servers import NatsServer, RedisServer
@@ -97,7 +97,7 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         **options,
     )
     peers = WebSocketHub(registry, front=app.state.pipeline.front, max_operations=0)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(app) as url, peers.serve(identify=_identify) as server:
             port = server.sockets[0].getsockname()[1]
             yield Hub(url, f"ws://127.0.0.1:{port}/", release, waiting, ran)
@@ -385,7 +385,7 @@ async def test_a_caller_cannot_extend_the_time_limit_of_an_operation_at_a_worker
     async def limited() -> None:
         await asyncio.Event().wait()
 
-    with anyio.fail_after(20), ExitStack() as stack, pytest.raises(CallError) as caught:
+    with time_limit(20), ExitStack() as stack, pytest.raises(CallError) as caught:
         if broker == "none":
             await registry.execute("test.limited", timeout=60)
         target: Any = nullcontext(MemoryTarget())
@@ -528,7 +528,7 @@ async def worker(target: MemoryTarget | None = None, **options: Any) -> AsyncGen
         serve_calls(registry, target, resolve=CALLERS.get, **options),
         PendingRequestMap(target) as calls,
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             yield Worker(calls, started, release)
 
 

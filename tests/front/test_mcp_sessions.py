@@ -9,9 +9,9 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 from starlette.requests import HTTPConnection
+from tests.limits import time_limit
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.server import CredentialError, Limits, create_app
@@ -100,7 +100,7 @@ async def serving(limits: Limits, keys: Keys | None = None) -> AsyncGenerator[Cl
         return f"hello {answer['content']['name']}"
 
     app = create_app(registry, identity=keys, limits=limits, mcp=True)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             yield Client(f"{url}/mcp", session)
 

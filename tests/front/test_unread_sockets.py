@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import time_limit
 
 from operations import OperationRegistry
 from operations.calls.hub import WebSocketHub
@@ -62,7 +62,7 @@ async def serving(kind: str, limits: Limits, **options: Any) -> AsyncGenerator[t
         yield "x" * size
 
     app = create_app(registry, websocket=True, limits=limits)
-    with anyio.fail_after(60):
+    with time_limit(60):
         if kind == "hub":
             hub = WebSocketHub(registry, limits=limits, max_operations=0)
             async with hub.serve(path="/ws", **options) as server:

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import time_limit
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -51,7 +51,7 @@ async def serving(
 ) -> AsyncGenerator[tuple[int, str]]:
     """Serve a registry on WebSockets; yield the port and the path."""
     registry = files([] if ran is None else ran)
-    with anyio.fail_after(20):
+    with time_limit(20):
         if kind == "hub":
             hub = WebSocketHub(registry, limits=options.pop("limits", None))
             async with hub.serve(**options) as server:
@@ -141,7 +141,7 @@ async def test_open_sockets_are_limited_for_each_caller(kind: str) -> None:
             async with connect(url) as rejected:
                 await answer(rejected, event("files.read"))
         await socket.close()
-        with anyio.fail_after(20):
+        with time_limit(20):
             while True:
                 with suppress(InvalidStatus, ConnectionClosed):
                     async with connect(url) as accepted:

@@ -16,6 +16,7 @@ import pytest
 from mcp import Client
 from msgspec.structs import replace
 from tests.authorization_server import AuthorizationServer
+from tests.limits import time_limit
 from tests.mcp_import.support import eventually, raw
 
 from operations import (
@@ -122,7 +123,7 @@ async def test_a_file_that_changes_all_the_time_is_read_nevertheless(
     async with open_hub(path) as hub:
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 7\n")
         monkeypatch.setattr("operations.hub.controls.modified_at", change)
-        with anyio.fail_after(10):
+        with time_limit(10):
             await reload(hub)
         assert hub.file.config.limits.timeout == 7
 
@@ -226,7 +227,7 @@ async def test_a_source_closes_while_an_attempt_to_replace_it_ends() -> None:
     registry = OperationRegistry()
     source = Source(kind="mcp", name="tools")
     supervisor = Supervisor(source, connect, registry, owner=lambda _: "", drain_seconds=60)
-    with anyio.fail_after(20):
+    with time_limit(20):
         await supervisor.open_again()
         supervisor.request()
         await opening.wait()
@@ -238,7 +239,7 @@ async def test_a_retry_does_not_wait_for_a_source_that_is_disabled_meanwhile() -
     service, registry = Service(), OperationRegistry()
     supervisor = service.supervised(registry)
     service.may_open.clear()
-    with anyio.fail_after(20):
+    with time_limit(20):
         retry = asyncio.create_task(supervisor.open_again())
         await service.opening.wait()
         await supervisor.disable()
@@ -251,7 +252,7 @@ async def test_changed_settings_do_not_wait_for_an_attempt_with_the_old_ones() -
     service, registry = Service(), OperationRegistry()
     supervisor = service.supervised(registry)
     service.may_open.clear()
-    with anyio.fail_after(20):
+    with time_limit(20):
         for _ in range(3):
             # An address that does not answer is corrected.
             service.opening.clear()
@@ -311,7 +312,7 @@ async def test_a_replaced_source_is_closed_soon_after_its_last_call(
 ) -> None:
     monkeypatch.setattr("operations.hub.supervisor.QUIET_SECONDS", 0.3)
     service = Service()
-    with anyio.fail_after(30):
+    with time_limit(30):
         for drain_seconds, is_busy in ((60, False), (0.5, True)):
             supervisor = service.supervised(OperationRegistry(), drain_seconds)
             service.calls, service.closed = 1, 0
@@ -336,7 +337,7 @@ async def test_a_replaced_source_waits_for_calls_that_may_take_longer_than_other
     service = Service(timeout=60)
     supervisor = service.supervised(OperationRegistry(), drain_seconds=0.1)
     service.calls = 1
-    with anyio.fail_after(30):
+    with time_limit(30):
         await supervisor.open_again()
         await supervisor.open_again()
         await anyio.sleep(0.5)
@@ -360,7 +361,7 @@ async def test_a_library_that_cancels_itself_does_not_end_the_retries() -> None:
     supervisor = Supervisor(
         Source(kind="mcp", name="tools"), connect, registry, owner=str, drain_seconds=60
     )
-    with anyio.fail_after(20):
+    with time_limit(20):
         await supervisor.open_again()
         await supervisor.open_again()
     assert "tools.one" in registry
@@ -618,7 +619,7 @@ async def test_a_caller_on_stdio_is_removed_before_sources_are_closed(tmp_path: 
     silent = raw("silent")
     source = f"[mcp.silent]\ncommand = {silent.command!r}\nargs = {list(silent.args)!r}\n"
     path = written(tmp_path, key + source)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with open_hub(path, wait=0) as hub:
             server = await mcp_server(hub, "ann")
             written(tmp_path, "")
@@ -689,7 +690,7 @@ async def test_a_call_on_stdio_that_waits_for_approval_needs_the_access_of_its_c
         return f'modules = ["work.py"]\n{caller}{grants}{rule}'
 
     changed = {"nothing": config(), "scope": config("[]"), "caller": config(name="bob")}[end]
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with open_hub(written(tmp_path, config())) as hub:
             token = Grants("k" * 32).create("ann", "bot", operations=["task.*"])
             server = await mcp_server(hub, token if as_grant else "ann")
@@ -793,7 +794,7 @@ async def test_a_server_that_is_disabled_or_replaced_no_longer_changes_the_regis
         await OperationRegistry([operation]).execute("raw.change", {"tool": tool}, OPERATOR)
         await eventually(lambda: f"raw.{tool}" in {each.spec.id for each in client})
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         await supervisor.open_again()
         await supervisor.open_again()
         old, new = clients

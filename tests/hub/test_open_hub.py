@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import aiohttp
-import anyio
 import pytest
 from mcp import Client
+from tests.limits import time_limit
 
 from operations import CallError, Identity, OperationContext
 from operations.config import ConfigError
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", [str, Path])
 async def test_a_file_becomes_a_registry_and_an_application(folder: Path, kind: type) -> None:
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(kind(folder / "operations.toml")) as hub:
             assert (
                 await hub.registry.execute("hello.greet", {"name": "Ann"})

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from mcp import Client
 from tests.calls.waiting import until
+from tests.limits import time_limit
 
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, load_config
@@ -147,7 +148,7 @@ def is_running(pid: int) -> bool:
 
 async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -> None:
     write(tmp_path)
-    with anyio.fail_after(100):
+    with time_limit(100):
         async with started(tmp_path) as (process, announced):
             url = announced["url"]
             assert set(announced["entryPoints"]) == {"http", "mcp", "websocket"}
@@ -200,7 +201,7 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
 
 async def test_a_process_ends_when_the_first_one_has_ended() -> None:
     (mine, theirs), ended = socket.socketpair(), asyncio.Event()
-    with mine, theirs, socket.socket() as listener, anyio.fail_after(20):
+    with mine, theirs, socket.socket() as listener, time_limit(20):
         process = Process(listener, theirs, announces=False)
         process.is_ready(end=ended.set)
         process.reload_all()
@@ -213,7 +214,7 @@ async def test_processes_that_cannot_start_are_not_started_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["serve", "--config", str(tmp_path / "missing.toml")]
-    with anyio.fail_after(60), listen(ListenConfig()) as listener:
+    with time_limit(60), listen(ListenConfig()) as listener:
         assert await supervise(arguments, 1, listener, grace=30) == ExitCode.CONFIG
     assert "missing.toml" in capfd.readouterr().err
 
@@ -247,7 +248,7 @@ async def test_a_process_that_cannot_be_started_is_retried(
     program.chmod(0o700)
     pids.touch()
     monkeypatch.setattr(sys, "executable", str(program))
-    with listen(ListenConfig()) as listener, anyio.fail_after(60):
+    with listen(ListenConfig()) as listener, time_limit(60):
         supervising = asyncio.create_task(supervise([], 1, listener, 5))
         await until(lambda: len(pids.read_text().splitlines()) == 1)
         hidden = program.rename(tmp_path / "hidden")

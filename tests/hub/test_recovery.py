@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
+from tests.limits import scaled, time_limit
 from tests.servers import RedisServer, free_port
 from tests.servers import running as broker_running
 
@@ -48,7 +48,7 @@ SHOP = {
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30) -> None:
     """Wait for a condition that no event announces."""
-    with anyio.fail_after(seconds):
+    with time_limit(seconds):
         while True:
             found = condition()
             if found if isinstance(found, bool) else await found:
@@ -105,7 +105,7 @@ async def test_late_and_lost_sources_are_connected(
         tmp_path,
         f'[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\nconnect_timeout = 5\nreconnect_timeout = 0.5',
     )
-    with anyio.fail_after(100):
+    with time_limit(100):
         async with (
             open_hub(path) as hub,
             following(hub),
@@ -161,7 +161,7 @@ async def test_a_hub_is_not_ready_before_its_sources_were_tried(tmp_path: Path) 
     (tmp_path / "own.py").write_text(
         "from operations import operation\n\n@operation('own.run')\nasync def run() -> int:\n    return 1\n"
     )
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with await asyncio.start_server(hold, "127.0.0.1") as server:
             port = server.sockets[0].getsockname()[1]
             text = f'modules = ["own.py"]\n[brokers.bus]\nurl = "redis://127.0.0.1:{port}"\nworkers = true'
@@ -192,7 +192,7 @@ async def test_a_hub_follows_the_workers_of_a_broker(tmp_path: Path) -> None:
     for registry, names in ((first, ["pay"]), (second, ["pay", "refund"])):
         for name in names:
             registry.operation(f"shop.{name}")(_nothing)
-    with broker_running(RedisServer()) as broker, anyio.fail_after(150):
+    with broker_running(RedisServer()) as broker, time_limit(150):
         path = written(tmp_path, f'[brokers.main]\nurl = "{broker.url}"\nworkers = true')
         async with (
             open_hub(path) as hub,
@@ -224,7 +224,7 @@ async def test_a_hub_that_may_see_no_operation_of_its_workers_reports_what_it_la
 ) -> None:
     registry = OperationRegistry()
     registry.operation("shop.pay", scopes=["pay"])(_nothing)
-    with broker_running(RedisServer()) as broker, anyio.fail_after(30):
+    with broker_running(RedisServer()) as broker, time_limit(30):
         path = written(tmp_path, f'[brokers.main]\nurl = "{broker.url}"\nworkers = true')
         async with (
             connect_redis(broker.url) as target,
@@ -250,7 +250,7 @@ async def test_a_source_that_never_answers_delays_nothing(tmp_path: Path) -> Non
         path = written(
             tmp_path, f'modules = ["hello.py"]\n[mcp.silent]\nurl = "http://127.0.0.1:{port}/mcp"'
         )
-        with anyio.fail_after(30):
+        with time_limit(30):
             async with open_hub(path, wait=0) as hub:
                 await until(lambda: "hello.greet" in hub.registry)
                 assert states(hub)["silent"] == "connecting"
@@ -264,7 +264,7 @@ async def test_a_slow_source_delays_only_its_own_calls(tmp_path: Path) -> None:
     path = written(
         tmp_path, f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"'
     )
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with tools(port, delay=1), open_hub(path, wait=0) as hub:
             await until(lambda: "hello.greet" in hub.registry)
             # Requests would fail that another hub can serve, for example during a rolling restart.
@@ -288,7 +288,7 @@ async def test_a_hanging_source_times_out_and_is_used_again(
     path = written(
         tmp_path, f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"'
     )
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with tools(port) as process, open_hub(path, wait=0) as hub:
             await until(lambda: states(hub)["tools"] == "connected")
             process.send_signal(signal.SIGSTOP)
@@ -316,7 +316,7 @@ async def test_clients_follow_a_source_that_returns_with_other_tools(tmp_path: P
             await double(hub, 1)
         return name in {each.spec.id for each in client}
 
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with (
             open_hub(path, wait=0) as hub,
             running(hub.app) as url,
@@ -346,7 +346,7 @@ async def test_a_document_that_is_served_late_is_imported(tmp_path: Path) -> Non
         await writer.drain()
         writer.close()
 
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(path) as hub:
             assert states(hub) == {"shop": "disconnected"}
             async with await asyncio.start_server(serve, "127.0.0.1", port):
@@ -364,7 +364,7 @@ async def test_a_broker_and_workers_that_start_late_are_imported(tmp_path: Path)
     async def double(number: int) -> int:
         return 2 * number
 
-    with anyio.fail_after(90):
+    with time_limit(90):
         async with open_hub(path) as hub:
             assert states(hub) == {"main": "disconnected"}
             with broker_running(broker):
@@ -379,7 +379,7 @@ async def test_a_changed_file_changes_the_sources(tmp_path: Path) -> None:
     (tmp_path / "shop.json").write_text(json.dumps(SHOP))
     shop = '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"\n'
     path = written(tmp_path, shop)
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(path) as hub, following(hub):
             assert list(states(hub)) == ["shop"]
             written(tmp_path, shop + shop.replace("shop]", "copy]"))
@@ -410,7 +410,7 @@ async def test_keys_and_limits_change_without_a_restart(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("first")
     text = 'modules = ["hello.py"]\n[access.keys.ann]\nkey = { file = "key" }\nscopes = ["read"]\n'
     path = written(tmp_path, text)
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with (
             open_hub(path) as hub,
             following(hub),
@@ -449,7 +449,7 @@ async def test_operators_control_sources_by_operations(tmp_path: Path) -> None:
     async def run(operation_id: str, **input: str) -> Any:
         return (await hub.registry.execute(operation_id, input, OPERATOR)).data
 
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(path) as hub:
             assert hub.app is not None
             [shop] = await run("hub.sources")
@@ -494,7 +494,7 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            with anyio.fail_after(200):
+            with time_limit(200):
                 async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
 
                     async def call(number: int) -> Any:
@@ -527,7 +527,7 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
             assert all(result is not None for result in results), results[:10]
         finally:
             process.terminate()
-            _, log = await asyncio.wait_for(process.communicate(), 60)
+            _, log = await asyncio.wait_for(process.communicate(), scaled(60))
             assert process.returncode == 0
     # A recovery is not logged as a warning.
     assert b"INFO" in log

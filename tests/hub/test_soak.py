@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
-import anyio
 import pytest
 from tests.hub.test_recovery import HELLO, OPERATOR, SERVER, SHOP, states, tools, until, written
 from tests.leftovers import MAX_GROWTH, Memory, resident_kilobytes
+from tests.limits import time_limit
 from tests.servers import free_port
 
 from operations.hub import Hub, open_hub
@@ -159,7 +159,7 @@ async def test_sources_that_come_and_go_leak_nothing(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO)
     (tmp_path / "shop.json").write_text(json.dumps(SHOP))
     sources, statuses, cycles = Sources(tmp_path), Counter[int](), 0
-    with anyio.fail_after(SECONDS + 90):
+    with time_limit(SECONDS + 90):
         await sources.start()
         async with open_hub(sources.write(*sources.entries)) as hub, running(hub.app) as url:
             async with load(url, statuses):

@@ -11,12 +11,12 @@ from threading import Thread
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.limits import time_limit
 
 from operations import CallError
 from operations.config import ConfigError, load_config
@@ -176,7 +176,7 @@ async def test_a_certificate_enables_https(tmp_path: Path) -> None:
     )
     trusting = ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
 
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(path) as hub:
             listen = listen_config(hub.file)
             async with (
@@ -252,7 +252,7 @@ async def test_a_function_sets_up_middleware_observers_identity_and_lifespan(
     name = f"setup_{function}"
     path = write(tmp_path, f'setup = "{name}:{function}"', **{name: SETUP})
 
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with open_hub(path) as hub:
             seen = __import__(name).seen
             await hub.registry.execute("hello.greet", {"name": "Ann"})

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import time_limit
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
 
@@ -133,7 +133,7 @@ async def code_of(call: Any) -> str:
 
 async def test_settings_apply_to_operations_of_every_source_and_override_it(tmp_path: Path) -> None:
     calls = list[str]()
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with hub_of(tmp_path, CONFIG, calls) as hub:
             for source in SOURCES:
                 run = hub.registry.execute

@@ -18,6 +18,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from mcp import Client as MCPClient
 from mcp.client.streamable_http import streamable_http_client
 from tests.authorization_server import AuthorizationServer
+from tests.limits import time_limit
 from tests.mcp_serving.support import serving
 from tests.servers import free_port
 
@@ -146,7 +147,7 @@ async def test_a_callers_token_is_exchanged_for_every_source_at_every_entry_poin
 ) -> None:
     caplog.set_level(logging.DEBUG)
     mcp = "per_caller = true\n[mcp.far.auth.exchange]\nEXCHANGE"
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with world(tmp_path, EXCHANGE, mcp) as it:
             shown = {user: it.token(user) for user in ("ann", "ben")}
             for user, token in shown.items():
@@ -180,7 +181,7 @@ async def test_a_callers_token_is_exchanged_for_every_source_at_every_entry_poin
 async def test_a_caller_without_a_token_gets_a_clear_error_and_sends_nothing(
     tmp_path: Path,
 ) -> None:
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with world(tmp_path, EXCHANGE, "[mcp.far.auth.exchange]\nEXCHANGE") as it:
             before = list(it.upstream.seen)
             kim = {"X-API-Key": "key-of-kim"}
@@ -211,7 +212,7 @@ async def test_each_user_has_a_token_of_its_own_in_the_file(tmp_path: Path) -> N
         'per_caller = true\nauth.users = { "ann@ISSUER" = { env = "ANN_TOKEN" } }\n'
         'auth.own = { env = "OWN_TOKEN" }'
     )
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with world(tmp_path, USERS, mcp) as it:
             far = next(each for each in it.hub.registry.specs() if each.namespace == "far")
             for path in ("/crm/whoami", f"/far/{far.name}"):
@@ -226,7 +227,7 @@ async def test_a_function_beside_the_file_finds_the_token(tmp_path: Path) -> Non
         "    return f'key-of-{context.identity.id}' if context.identity else 'key-of-own'\n"
     )
     mcp = 'per_caller = true\nauth = { function = "chosen:token_for" }'
-    with anyio.fail_after(150):
+    with time_limit(150):
         async with world(tmp_path, FUNCTION, mcp) as it:
             far = next(each for each in it.hub.registry.specs() if each.namespace == "far")
             for path in ("/crm/whoami", f"/far/{far.name}"):

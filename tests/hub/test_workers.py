@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.server.asgi import Client
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
@@ -95,7 +95,7 @@ async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
 
     payload = RequestPayload(request_id="r1", operation_id="shop.whoami", input={}, attempt=3)
     await target.dead_letter("shop", encode_event(CallRequested(payload=payload)))
-    with anyio.fail_after(20):
+    with time_limit(20):
         while not (found := (await call("dead_letters", broker="bus")).json):
             await asyncio.sleep(0.01)
     (letter,) = found
@@ -129,7 +129,7 @@ async def test_a_replayed_letter_needs_the_approval_and_the_grant_of_its_operati
         except CallError as error:
             return error
 
-    with anyio.fail_after(5):
+    with time_limit(5):
         while not (found := await call("hub.dead_letters", operator)):
             await asyncio.sleep(0.01)
     letter = found[0]["id"]
@@ -156,7 +156,7 @@ async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> No
     hub, _ = shop
     build_app(hub)
     operator = OperationContext(trusted=True)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with hub.registry.subscribe("hub.watch_workers", {}, operator) as reports:
             (report,) = (await anext(reports)).data
 
@@ -213,7 +213,7 @@ async def test_workers_with_an_id_of_another_source_are_followed(tmp_path: Path)
             assert hub.absent() == []
             registry.operation("shop.later", type="query")(one)
             registry.operation("shop.new", type="query")(one)
-            with anyio.fail_after(30):
+            with time_limit(30):
                 await until(lambda: "shop.new" in hub.registry)
             found = [(await hub.registry.execute(f"shop.{each}")).data for each in ("taken", "new")]
             assert found == ["mine", "worker"]

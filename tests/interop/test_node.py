@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.operations_under_test import build_registry
+from tests.limits import scaled, time_limit
 from tests.servers import RedisServer, installer_environment, running
 
 from operations.calls import PendingRequestMap, serve_calls
@@ -38,7 +38,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> str:
         cwd=folder,
         env=installer_environment(),
         capture_output=True,
-        timeout=100,
+        timeout=scaled(100),
         check=False,
     )
     if installed.returncode != 0:
@@ -48,7 +48,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 async def run_caller(*arguments: str) -> Any:
     process = await asyncio.create_subprocess_exec("node", *arguments, stdout=subprocess.PIPE)
-    with anyio.fail_after(60):
+    with time_limit(60):
         output, _ = await process.communicate()
     return json.loads(output)
 
@@ -58,7 +58,7 @@ async def running_worker(*arguments: str) -> AsyncGenerator[None]:
     process = await asyncio.create_subprocess_exec("node", *arguments, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        with anyio.fail_after(60):
+        with time_limit(60):
             assert await process.stdout.readline() == b"ready\n"
         yield
     finally:
@@ -77,7 +77,7 @@ def check_what_node_received(seen: Any) -> None:
 
 
 async def check_what_node_serves(calls: PendingRequestMap) -> None:
-    with anyio.fail_after(30):
+    with time_limit(30):
         assert (await calls.call("node.double", {"value": 21})).data == 42
         items = [item.data async for item in calls.subscribe("node.count", {"n": 3})]
         assert items == [0, 1, 2]
@@ -131,5 +131,5 @@ async def test_we_call_node_over_a_websocket_that_it_opened(node: str) -> None:
     async with serve_websocket(attach, interop=True) as server:
         port = server.sockets[0].getsockname()[1]
         async with running_worker(node, "websocket", "worker", f"ws://127.0.0.1:{port}"):
-            with anyio.fail_after(30):
+            with time_limit(30):
                 await checked.wait()

@@ -16,6 +16,7 @@ import anyio
 import pytest
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from tests.limits import scaled, time_limit
 from tests.servers import free_port, installer_environment
 
 from operations.mcp import MCPClientConfig
@@ -91,7 +92,7 @@ async def serving(
     # The server's own `serve` takes the process's signals; `_serve` does not.
     task = asyncio.create_task(server._serve())
     try:
-        with anyio.fail_after(30):
+        with time_limit(30):
             while not server.started:
                 if task.done():
                     task.result()
@@ -136,7 +137,7 @@ def is_alive(pid: int) -> bool:
 
 async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
     """Wait until `condition` holds, if no event announces it."""
-    with anyio.fail_after(seconds):
+    with time_limit(seconds):
         while not condition():
             await anyio.sleep(0.01)
 
@@ -179,7 +180,7 @@ def install_node_servers() -> None:
                 env=installer_environment(),
                 capture_output=True,
                 text=True,
-                timeout=100,
+                timeout=scaled(100),
                 check=False,
             )
             if done.returncode != 0:

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
+from tests.limits import time_limit
 from tests.mcp_import.support import raw, serving_demo
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
@@ -65,7 +66,7 @@ class Caller:
 
 @asynccontextmanager
 async def callers(**options: Any) -> AsyncGenerator[Callable[..., Caller]]:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(**options)) as client:
             registry = OperationRegistry(client)
             yield lambda name, **more: Caller(name, registry, **more)
@@ -197,7 +198,7 @@ def asking() -> MCPServer:
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.requirement("R11")
 async def test_streamable_http_ties_questions_and_messages_to_their_requests() -> None:
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with serving_demo(build=asking) as url:
             config = MCPClientConfig(url=url, version="2025-11-25")
             async with connect_mcp("asking", config) as client:
@@ -223,7 +224,7 @@ async def test_a_caller_that_does_not_answer_fails_only_its_own_call() -> None:
     config = MCPClientConfig(
         server=asking(), version="2025-11-25", timeout=0.8, answer_timeout=0.05
     )
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with connect_mcp("asking", config) as client:
             registry = OperationRegistry(client)
             context = OperationContext(channel=CallerChannel(elicit=never))
@@ -241,7 +242,7 @@ async def test_the_time_of_a_source_stops_while_the_caller_answers() -> None:
         await anyio.sleep(1.5)
         return {"action": "accept", "content": {"name": "Ada"}}
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(timeout=1)) as client:
             registry = OperationRegistry(client)
             context = OperationContext(channel=CallerChannel(elicit=slowly))
@@ -259,7 +260,7 @@ async def test_progress_starts_the_time_of_a_source_again() -> None:
         await anyio.sleep(0.2 if steps else 60)
         return "done"
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("steps", MCPClientConfig(server=server, timeout=1)) as client:
             registry = OperationRegistry(client)
             assert (await registry.execute("steps.work", {"steps": 6})).data["result"] == "done"

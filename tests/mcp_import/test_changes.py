@@ -5,10 +5,10 @@ import logging
 import weakref
 from typing import Any
 
-import anyio
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 from msgspec.structs import replace
+from tests.limits import time_limit
 from tests.mcp_import.support import eventually, raw, serving
 
 from operations import AccessControl, CallError, ErrorCode, OperationRegistry
@@ -32,7 +32,7 @@ def watched(registry: OperationRegistry) -> list[tuple[str, str]]:
 
 async def test_tools_that_appear_change_or_disappear_are_updated_in_the_registry() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             seen = watched(registry)
@@ -62,7 +62,7 @@ async def test_changes_are_received_over_http_with_the_2026_revision() -> None:
         return "done"
 
     registry = OperationRegistry()
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with (
             serving(server.streamable_http_app()) as base,
             connect_mcp("modern", MCPClientConfig(url=base + "/mcp")) as client,
@@ -210,7 +210,7 @@ async def test_definitions_are_compared_with_pins_of_an_earlier_run() -> None:
 
 async def test_a_restarted_server_is_listed_again() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             await registry.execute("raw.change", {"tool": "brand_new"})
@@ -221,7 +221,7 @@ async def test_a_restarted_server_is_listed_again() -> None:
 
 async def test_operations_of_others_are_not_changed() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
 
@@ -239,7 +239,7 @@ async def test_operations_of_others_are_not_changed() -> None:
 @pytest.mark.parametrize("pin", ["warn", "strict"])
 async def test_restrictions_of_the_application_survive_changes(pin: Any) -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(pin=pin)) as client:
             registry.register_all(client)
             imported = registry.registered("raw.pid")
@@ -270,7 +270,7 @@ async def test_restrictions_of_the_application_survive_changes(pin: Any) -> None
 
 async def test_removed_tools_are_not_kept() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             imported, seen = registry.registered("raw.env"), watched(registry)

@@ -19,6 +19,7 @@ import httpx2
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from tests.conftest import PROJECT
+from tests.limits import scaled, time_limit
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
 from operations import (
@@ -40,7 +41,7 @@ async def bounded_and_clean() -> AsyncGenerator[None]:
 
 
 async def failure_of(config: MCPClientConfig) -> CallError:
-    with anyio.fail_after(20), pytest.raises(CallError) as caught:
+    with time_limit(20), pytest.raises(CallError) as caught:
         async with connect_mcp("raw", config):
             pass
     return caught.value
@@ -84,7 +85,7 @@ async def test_output_of_a_server_before_the_protocol_is_ignored() -> None:
 async def test_a_call_without_a_response_ends_at_the_configured_time() -> None:
     async with connect_mcp("raw", raw(timeout=1.5)) as client:
         registry = await connected(client)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.never", {})
         still = await registry.execute("raw.answer", {"result": {"content": []}})
 
@@ -95,7 +96,7 @@ async def test_a_call_without_a_response_ends_at_the_configured_time() -> None:
 async def test_a_garbage_response_fails_only_its_call() -> None:
     async with connect_mcp("raw", raw(timeout=1.5)) as client:
         registry = await connected(client)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.garbage", {})
         still = await registry.execute("raw.answer", {"result": {"content": []}})
 
@@ -108,7 +109,7 @@ async def test_a_malformed_response_fails_its_call_at_once() -> None:
     async with connect_mcp("raw", raw()) as client:
         registry = await connected(client)
         for what in ("no object", "surrogate", "deep"):
-            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            with time_limit(20), pytest.raises(CallError) as caught:
                 await registry.execute("raw.malformed", {"what": what})
             codes.append(caught.value.code)
 
@@ -120,7 +121,7 @@ async def test_too_many_values_fail_only_that_call() -> None:
     async with connect_mcp("raw", raw(max_message_values=1000)) as client:
         registry = await connected(client)
         result = {"content": [], "structuredContent": {"values": [0] * 1000}}
-        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+        with time_limit(30), pytest.raises(CallError) as caught:
             await registry.execute("raw.answer", {"result": result})
         result["structuredContent"] = {"values": [0] * 900}
         answer = await registry.execute("raw.answer", {"result": result})
@@ -138,7 +139,7 @@ async def test_a_message_of_100_megabytes_fails_only_its_call_and_uses_little_me
         registry = await connected(client)
         pid = (await registry.execute("raw.pid", {})).data
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with anyio.fail_after(90), pytest.raises(CallError) as caught:
+        with time_limit(90), pytest.raises(CallError) as caught:
             await registry.execute(f"raw.{tool}", {"bytes": 100_000_000})
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
@@ -163,20 +164,20 @@ async def test_tools_beyond_the_limit_are_reported() -> None:
 
 
 async def test_an_endless_list_is_ended() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw("endless")) as client:
             assert len(client) == 2
             assert "repeats itself" in client.skipped["tools"]
 
 
 async def test_a_list_whose_pages_never_end_is_ended() -> None:
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with connect_mcp("raw", raw("pages")) as client:
             assert client.skipped["tools"] == "the list has more than 1000 pages"
 
 
 async def test_a_server_that_announces_changes_constantly_is_listed_less_often() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw("storm")) as client:
             registry = await connected(client)
             began, listings = time.monotonic(), 0
@@ -220,7 +221,7 @@ async def test_equal_change_notifications_are_combined(monkeypatch: pytest.Monke
 
 
 async def test_a_server_that_stops_reading_fails_only_the_calls_that_wait_for_it() -> None:
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with connect_mcp("raw", raw(timeout=1.5)) as client:
             registry = await connected(client)
             await registry.execute("raw.deaf", {})
@@ -233,7 +234,7 @@ async def test_a_server_that_stops_reading_fails_only_the_calls_that_wait_for_it
 
 
 async def test_endless_output_is_a_timeout_and_does_not_block_closing() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(timeout=1.5)) as client:
             registry = await connected(client)
             assert (await registry.execute("raw.flood", {})).data[0]["text"] == "here it comes"
@@ -273,7 +274,7 @@ async def test_schemas_that_cannot_be_used_count_as_unknown(
 
 async def test_a_server_that_ignores_closed_input_is_killed() -> None:
     before = children()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw("stubborn", shutdown_timeout=0.2)) as client:
             registry = await connected(client)
             pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
@@ -294,7 +295,7 @@ async def test_children_of_a_server_end_with_it() -> None:
 
 
 async def test_children_that_left_the_process_group_do_not_delay_closing() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw("daemon")) as client:
             registry = await connected(client)
             pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
@@ -327,7 +328,7 @@ asyncio.run(main())
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=scaled(200),
         check=False,
     )
 
@@ -373,7 +374,7 @@ async def test_a_pattern_of_a_servers_output_schema_cannot_block_the_loop(patter
 async def test_a_result_that_is_not_json_is_rejected(what: str) -> None:
     async with connect_mcp("raw", raw()) as client:
         registry = await connected(client)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.not_json", {"what": what})
 
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
@@ -384,7 +385,7 @@ async def test_a_server_that_crashes_again_and_again_fails_calls_soon(tmp_path: 
     async with connect_mcp("raw", config) as client:
         registry = await connected(client)
         await registry.execute("raw.exit_after", {})
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.pid", {})
         began = time.monotonic()
         with pytest.raises(CallError):
@@ -424,7 +425,7 @@ MALFORMED = [
 
 @pytest.mark.requirement("R13")
 async def test_unexpected_messages_between_responses_break_no_call() -> None:
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with connect_mcp("raw", raw()) as client:
             registry = await connected(client)
             pid = (await registry.execute("raw.pid", {})).data
@@ -443,7 +444,7 @@ async def test_progress_with_infinite_numbers_is_dropped() -> None:
         seen.append(done)
 
     context = OperationContext(channel=CallerChannel(progress=progress))
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry = await connected(client)
             pid = (await registry.execute("raw.pid", {})).data
@@ -468,7 +469,7 @@ async def test_unread_progress_does_not_accumulate() -> None:
         reports += 1
         await anyio.sleep_forever()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry = await connected(client)
             context = OperationContext(channel=CallerChannel(progress=hang))
@@ -526,7 +527,7 @@ async def test_a_response_without_a_list_of_tools_is_reported(result: str) -> No
 async def test_malformed_fields_of_a_handshake_are_ignored(method: str, fields: str) -> None:
     versions = '"protocolVersion": "2025-11-25", "supportedVersions": ["2026-07-28"]'
     config = raw("result", method, f"{{{versions}, {fields}}}")
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", config) as client:
             assert "pid" in {operation.spec.name for operation in client}
             assert client.server_info is not None
@@ -534,7 +535,7 @@ async def test_malformed_fields_of_a_handshake_are_ignored(method: str, fields: 
 
 
 async def test_a_byte_order_mark_is_ignored() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw("bom", version="2025-11-25")) as client:
             assert len(client)
 
@@ -554,7 +555,7 @@ async def test_requests_of_a_server_that_does_not_read_are_dropped_beyond_a_limi
     async with connect_mcp("raw", raw()) as client, anyio.create_task_group() as tasks:
         registry = await connected(client)
         tasks.start_soon(count_tasks)
-        with anyio.fail_after(60):
+        with time_limit(60):
             await registry.execute("raw.pings", {"count": 10_000})
             assert (await registry.execute("raw.pid", {})).data
         tasks.cancel_scope.cancel()
@@ -661,7 +662,7 @@ async def test_error_results_and_reports_of_a_server_contain_no_secrets(
     block = {"type": "text", "text": "the key canary-1 is not valid"}
     result = {"content": [block], "structuredContent": {"key": "canary-1"}, "isError": True}
     called = OperationContext(channel=CallerChannel(log=log, progress=progress))
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(secrets=["canary-1", "step 2"])) as client:
             registry = await connected(client)
             failed = await registry.execute("raw.answer", {"result": result})

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from tests.limits import time_limit
 from tests.mcp_import.support import (
     demo_server,
     nothing_left_behind,
@@ -48,7 +49,7 @@ REVISIONS = ["auto", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "20
 @pytest.mark.parametrize("version", REVISIONS)
 @pytest.mark.parametrize("json_response", [False, True], ids=["sse", "json"])
 async def test_every_protocol_revision_is_supported(version: str, json_response: bool) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             serving_demo(json_response=json_response) as url,
             connect_mcp("demo", MCPClientConfig(url=url, version=version)) as client,
@@ -66,7 +67,7 @@ async def test_every_protocol_revision_is_supported(version: str, json_response:
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
 async def test_a_redirect_to_another_path_of_the_server_is_followed(version: str) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(demo_server().streamable_http_app(streamable_http_path="/mcp/")) as base:
             config = MCPClientConfig(url=base + "/mcp", version=version)
             async with connect_mcp("demo", config) as client:
@@ -76,7 +77,7 @@ async def test_a_redirect_to_another_path_of_the_server_is_followed(version: str
 
 
 async def test_the_transport_of_2024_is_supported() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(demo_server().sse_app()) as base:
             config = MCPClientConfig(url=base + "/sse", transport="sse")
             async with connect_mcp("demo", config) as client:
@@ -90,7 +91,7 @@ async def test_the_transport_of_2024_is_supported() -> None:
 async def test_all_requests_go_through_the_proxy(
     version: str, from_env: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running_proxy() as proxy, serving_demo() as url:
             login = proxy.url.replace("//", "//me:s3cret@")
             # Only the proxy knows the name.
@@ -115,7 +116,7 @@ async def test_all_requests_go_through_the_proxy(
 async def test_proxies_of_the_environment_are_not_used_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running_proxy() as proxy, serving_demo() as url:
             monkeypatch.setenv("http_proxy", proxy.url)
             async with connect_mcp("demo", MCPClientConfig(url=url)) as client:
@@ -163,7 +164,7 @@ async def test_a_proxy_that_rejects_requests_is_named(scheme: str) -> None:
 
 
 async def test_a_lost_proxy_is_named_by_calls() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving_demo() as url:
             async with running_proxy() as proxy:
                 options: dict[str, Any] = {"proxy": proxy.url, "reconnect_timeout": 0.1}
@@ -187,7 +188,7 @@ async def test_a_certificate_authority_and_a_client_certificate_can_be_named(
     certificates: Path, through_proxy: bool
 ) -> None:
     async with running_proxy() as proxy, serving_demo(tls=presenting(certificates)) as url:
-        with anyio.fail_after(20):
+        with time_limit(20):
             entry = {
                 "url": url,
                 "caFile": str(certificates / "ca.pem"),
@@ -225,13 +226,13 @@ async def test_a_message_that_a_server_of_2024_rejects_fails_only_its_call() -> 
         else:
             await app(scope, receive, send)
 
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with serving(outer) as base:
             config = MCPClientConfig(url=base + "/sse", transport="sse")
             async with connect_mcp("demo", config) as client:
                 registry = OperationRegistry(client)
                 refusing.set()
-                with pytest.raises(CallError) as caught, anyio.fail_after(20):
+                with pytest.raises(CallError) as caught, time_limit(20):
                     await registry.execute("demo.add", {"a": 1, "b": 2})
                 envelope = await registry.execute("demo.add", {"a": 1, "b": 2})
 
@@ -273,7 +274,7 @@ async def test_an_answer_that_a_server_of_2024_rejects_fails_no_call() -> None:
         if len(refused) == 20:
             has_refused_all.set()
 
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with serving(outer) as base:
             config = MCPClientConfig(url=base + "/sse", transport="sse", version="2024-11-05")
             async with connect_mcp("demo", config) as client:
@@ -283,7 +284,7 @@ async def test_an_answer_that_a_server_of_2024_rejects_fails_no_call() -> None:
 
 
 async def test_a_url_that_does_not_respond_is_unavailable() -> None:
-    with anyio.fail_after(20), nothing_left_behind(), pytest.raises(CallError) as caught:
+    with time_limit(20), nothing_left_behind(), pytest.raises(CallError) as caught:
         async with connect_mcp("demo", MCPClientConfig(url=f"http://127.0.0.1:{free_port()}/mcp")):
             pass
 
@@ -294,7 +295,7 @@ async def test_a_url_that_does_not_respond_is_unavailable() -> None:
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
 async def test_a_server_that_disconnects_and_returns_is_used_again(version: str) -> None:
     registry, port = OperationRegistry(), free_port()
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with serving_demo(port) as url:
             config = MCPClientConfig(url=url, version=version, reconnect_timeout=0.2)
             connecting = connect_mcp("demo", config)
@@ -335,7 +336,7 @@ async def test_a_server_that_stays_unavailable_is_reported_once(
         messages = [record.getMessage() for record in caplog.records]
         return [message for message in messages if "listed again" in message]
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with serving_demo(port) as url:
             connecting = connect_mcp("demo", MCPClientConfig(url=url, reconnect_timeout=0.1))
             await connecting.__aenter__()
@@ -358,7 +359,7 @@ async def test_a_server_that_stays_unavailable_is_reported_once(
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
 async def test_a_call_waits_for_a_server_that_is_being_restarted(version: str) -> None:
     registry, port = OperationRegistry(), free_port()
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with serving_demo(port) as url:
             connecting = connect_mcp("demo", MCPClientConfig(url=url, version=version))
             client = await connecting.__aenter__()
@@ -386,7 +387,7 @@ async def test_arguments_are_sent_as_headers_and_changed_headers_are_fetched() -
         return types.CallToolResult(content=[])
 
     server: Server[Any] = Server("headers", on_list_tools=list_tools, on_call_tool=call_tool)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             serving(server.streamable_http_app()) as base,
             connect_mcp("headers", MCPClientConfig(url=base + "/mcp", pin="off")) as client,
@@ -445,7 +446,7 @@ async def answering(answer: Answer, **options: Any) -> AsyncGenerator[OperationR
 
 async def outcome(answer: Answer, **options: Any) -> CallError:
     """Return the outcome of the odd call, after checking that other calls during and after it succeed."""
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with answering(answer, **options) as registry:
             with pytest.raises(CallError) as caught:
                 await registry.execute("odd.odd", {})
@@ -489,7 +490,7 @@ async def test_a_large_response_within_the_limit_arrives() -> None:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with answering(three_megabytes) as registry:
             envelope = await registry.execute("odd.odd", {})
 
@@ -548,7 +549,7 @@ def responding(method: str, result: str, media_type: str) -> Starlette:
 async def test_a_malformed_response_while_connecting_is_reported_in_one_line_without_its_data(
     media_type: str, method: str, result: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(responding(method, result, media_type)) as base:
             with pytest.raises(CallError) as caught:
                 async with connect_mcp("odd", MCPClientConfig(url=base + "/mcp")):
@@ -565,7 +566,7 @@ async def test_a_tool_that_is_not_json_hides_no_others(media_type: str) -> None:
     bad = '{"name": "bad", "inputSchema": {"default": NaN}}'
     cut = '{"name": "cut", "title": "\\ud800", "inputSchema": {}}'
     listed = f'{{"tools": [{bad}, {cut}]}}'
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             serving(responding("tools/list", listed, media_type)) as base,
             connect_mcp("odd", MCPClientConfig(url=base + "/mcp")) as client,
@@ -578,7 +579,7 @@ async def test_a_tool_that_is_not_json_hides_no_others(media_type: str) -> None:
 @pytest.mark.parametrize("name", ['"a", "icons": "x"', '"\\ud800"'])
 async def test_malformed_fields_of_a_handshake_are_ignored(name: str, media_type: str) -> None:
     result = f'{{"protocolVersion": "2025-11-25", "serverInfo": {{"name": {name}}}}}'
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             serving(responding("initialize", result, media_type)) as base,
             connect_mcp("odd", MCPClientConfig(url=base + "/mcp")) as client,
@@ -745,7 +746,7 @@ async def test_a_rejected_token_is_reported_without_the_token(
         return Response("no", status_code=401)
 
     async with serving(Starlette(routes=[Route("/mcp", refuse, methods=["GET", "POST"])])) as base:
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             async with connect_mcp("demo", MCPClientConfig(url=base + "/mcp", auth="canary")):
                 pass
 
@@ -760,7 +761,7 @@ async def test_a_function_that_has_no_token_fails_the_connection_and_keeps_its_s
         raise RuntimeError("canary")
 
     async with serving_demo() as url:
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             async with connect_mcp("demo", MCPClientConfig(url=url, auth=token)):
                 pass
 
@@ -931,7 +932,7 @@ async def test_secrets_that_a_server_echoes_are_redacted(
     answer: Callable[[Request, Any], Response], asks: bool
 ) -> None:
     token = "canary/token"
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(echoing(answer)) as base:
             config = MCPClientConfig(
                 url=f"{base}/mcp?key=canary-query",
@@ -952,7 +953,7 @@ async def test_a_refused_connection_reveals_no_secret() -> None:
     async def refuse(request: Request) -> Response:
         return Response(str(dict(request.headers)), 401)
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(Starlette(routes=[Route("/mcp", refuse, methods=["POST"])])) as base:
             with pytest.raises(CallError) as caught:
                 async with connect_mcp("web", MCPClientConfig(url=f"{base}/mcp", auth="canary")):
@@ -984,7 +985,7 @@ async def test_a_token_endpoint_that_repeats_its_request_reveals_no_secret() -> 
         Route("/token", refuse, methods=["POST"]),
         Route("/mcp", lambda _: Response(status_code=401), methods=["POST"]),
     ]
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(Starlette(routes=routes)) as base:
             auth = MCPClientCredentials(client_id="me", client_secret="can:ary", issuer=base)
             with pytest.raises(CallError) as caught:
@@ -1000,7 +1001,7 @@ async def test_the_query_and_the_login_of_an_address_are_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("DEBUG")
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving_demo() as url:
             address = url.replace("://", "://canary:canary@") + "?key=canary"
             async with connect_mcp("demo", MCPClientConfig(url=address)) as client:

@@ -5,10 +5,10 @@ import json
 from contextlib import suppress
 from typing import Any
 
-import anyio
 import mcp_types as types
 import pytest
 from mcp.server import Server
+from tests.limits import time_limit
 from tests.mcp_import.support import raw
 
 from operations import (
@@ -30,7 +30,7 @@ from operations.schema import from_schema
 
 async def asked(method: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
     """The answers to questions of the server."""
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(**options)) as client:
             registry = OperationRegistry(client)
             envelope = await registry.execute("raw.ask", {"method": method, "params": params or {}})
@@ -93,7 +93,7 @@ async def test_a_hanging_handler_fails_only_its_call_even_if_it_ignores_cancella
         return {"action": "decline"}
 
     try:
-        with anyio.fail_after(20):
+        with time_limit(20):
             async with connect_mcp("raw", raw(elicit=stubborn, timeout=2)) as client:
                 registry = OperationRegistry(client)
                 with pytest.raises(CallError) as caught:
@@ -144,7 +144,7 @@ ANSWER = {"action": "accept", "content": {"name": "Ada"}}
 
 
 async def test_a_result_that_asks_is_data_and_can_be_resumed() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("asking", MCPClientConfig(server=asking_server())) as client:
             registry = OperationRegistry()
             registry.register_all(client)
@@ -211,7 +211,7 @@ async def test_a_hanging_handler_ends_at_the_deadline_of_the_call() -> None:
         return {}
 
     config = MCPClientConfig(server=asking_server(), elicit=hang, timeout=0.3)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("asking", config) as client:
             with pytest.raises(CallError) as caught:
                 await OperationRegistry(client).execute("asking.greet", {})
@@ -353,7 +353,7 @@ async def test_endless_questions_are_ended() -> None:
         return types.InputRequiredResult(request_state="again")
 
     server: Server[Any] = Server("w", on_list_tools=list_tools, on_call_tool=call_tool)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("w", MCPClientConfig(server=server)) as client:
             with pytest.raises(CallError) as caught:
                 await OperationRegistry(client).execute("w.wait", {})
@@ -383,7 +383,7 @@ async def test_malformed_questions_are_an_error_of_their_call(
     asked: dict[str, Any], reason: str
 ) -> None:
     result = {"resultType": "input_required", **asked}
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry = OperationRegistry(client)
             with pytest.raises(CallError) as caught:

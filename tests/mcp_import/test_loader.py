@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.limits import time_limit
 from tests.mcp_import.support import RAW, eventually, nothing_left_behind, raw
 
 from operations import ErrorCode, OperationRegistry, RegistrationError
@@ -16,7 +17,7 @@ from operations.mcp import MCPClient, MCPClientLoader, connect_mcp
 
 
 async def test_a_failing_and_a_hanging_source_do_not_affect_others() -> None:
-    with anyio.fail_after(60), nothing_left_behind():
+    with time_limit(60), nothing_left_behind():
         async with MCPClientLoader(wait=5) as loader:
             began = time.monotonic()
             clients = await loader.load(
@@ -41,7 +42,7 @@ async def test_a_failing_and_a_hanging_source_do_not_affect_others() -> None:
 
 
 async def test_a_slow_server_is_registered_when_it_is_ready() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with OperationRegistry() as registry:
             loader = MCPClientLoader(wait=0.01)
             await loader.load({"slow": raw("slow", "1")})
@@ -58,7 +59,7 @@ async def test_an_mcp_json_is_loaded_and_one_bad_entry_is_reported(tmp_path: Pat
     file.write_text(
         json.dumps({"mcpServers": {"fine": entry, "unset": {"command": "${NOT_SET_ANYWHERE}"}}})
     )
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with MCPClientLoader() as loader:
             clients = await loader.load(file)
 
@@ -81,7 +82,7 @@ async def test_equal_names_live_in_their_own_namespaces_and_equal_ids_are_an_err
 
 
 async def test_twenty_servers_start_side_by_side() -> None:
-    with anyio.fail_after(60), nothing_left_behind():
+    with time_limit(60), nothing_left_behind():
         async with MCPClientLoader(wait=60) as loader:
             began = time.monotonic()
             clients = await loader.load({f"s{n}": raw("slow", "2") for n in range(20)})
@@ -91,7 +92,7 @@ async def test_twenty_servers_start_side_by_side() -> None:
 
 
 async def test_servers_close_in_any_order_and_from_any_task() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         first, second = connect_mcp("a", raw()), connect_mcp("b", raw())
         one = await first.__aenter__()
         other = await second.__aenter__()
@@ -105,7 +106,7 @@ async def test_servers_close_in_any_order_and_from_any_task() -> None:
 
 
 async def test_closing_continues_after_it_is_cancelled() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         loader = MCPClientLoader(wait=1)
         await loader.load({"good": raw("stubborn", shutdown_timeout=0.2), "mute": raw("silent")})
         closing = asyncio.create_task(loader.aclose())
@@ -115,7 +116,7 @@ async def test_closing_continues_after_it_is_cancelled() -> None:
 
 
 async def test_an_entry_that_cannot_be_used_at_all_is_reported() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with MCPClientLoader() as loader:
             await loader.load({"a\nb": raw(), "odd": {"command": "a", "env": {"A": "b\0c"}}})
 
@@ -146,7 +147,7 @@ async def test_a_server_that_dies_at_close_is_not_an_error() -> None:
 
 
 async def test_opening_twice_starts_one_server() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         client = MCPClient("raw", raw())
         await client.open()
         first = await pid(OperationRegistry(client))
@@ -173,7 +174,7 @@ async def test_the_registry_closes_its_services() -> None:
 
 
 async def test_a_lazy_server_is_started_to_read_its_listings_again() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw(lazy=True)) as client:
             await eventually(lambda: not client.is_connected)
 
@@ -183,7 +184,7 @@ async def test_a_lazy_server_is_started_to_read_its_listings_again() -> None:
 
 
 async def test_a_lazy_server_runs_only_from_its_first_call_on() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw(lazy=True)) as client:
             registry = OperationRegistry(client)
             await eventually(lambda: not client.is_connected)
@@ -193,7 +194,7 @@ async def test_a_lazy_server_runs_only_from_its_first_call_on() -> None:
 
 
 async def test_an_idle_server_is_stopped_and_started_again() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw(idle_timeout=0.2)) as client:
             registry = OperationRegistry(client)
             first = await pid(registry)
@@ -203,7 +204,7 @@ async def test_an_idle_server_is_stopped_and_started_again() -> None:
 
 
 async def test_each_call_restarts_the_idle_time() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(idle_timeout=0.5)) as client:
             registry = OperationRegistry(client)
             await asyncio.sleep(0.3)
@@ -217,7 +218,7 @@ async def test_each_call_restarts_the_idle_time() -> None:
 
 
 async def test_a_busy_server_is_not_stopped() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw(idle_timeout=1, timeout=2)) as client:
             registry = OperationRegistry(client)
             first = await pid(registry)

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from tests.limits import time_limit
 from tests.mcp_import.support import HERE, install_node_servers, nothing_left_behind
 from tests.servers import free_port
 
@@ -92,7 +93,7 @@ async def everything(kind: str) -> AsyncGenerator[MCPClientConfig]:
 
 async def reachable(url: str) -> None:
     async with httpx2.AsyncClient() as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             while True:
                 try:
                     await client.get(url)
@@ -110,7 +111,7 @@ async def test_every_tool_of_the_everything_server_returns_a_correct_envelope(ki
         progress.append(done)
 
     results: dict[str, ResponseEnvelope[Any]] = {}
-    with anyio.fail_after(60), nothing_left_behind():
+    with time_limit(60), nothing_left_behind():
         async with everything(kind) as config, connect_mcp("everything", config) as client:
             registry = OperationRegistry(client)
             tools = {each.spec.name for each in registry if "tool" in each.spec.meta}
@@ -153,7 +154,7 @@ def to_blocks(envelope: ResponseEnvelope[Any]) -> Any:
 
 
 async def test_resources_and_prompts_of_the_everything_server() -> None:
-    with anyio.fail_after(60), nothing_left_behind():
+    with time_limit(60), nothing_left_behind():
         async with everything("stdio") as config, connect_mcp("everything", config) as client:
             registry = OperationRegistry(client)
             listed = (await registry.execute("everything.resources.list", {})).data
@@ -170,7 +171,7 @@ async def test_resources_and_prompts_of_the_everything_server() -> None:
 
 async def test_the_filesystem_server_reads_writes_and_rejects(tmp_path: Path) -> None:
     (tmp_path / "tea.txt").write_text("green")
-    with anyio.fail_after(60), nothing_left_behind():
+    with time_limit(60), nothing_left_behind():
         config = MCPClientConfig(
             command=str(BIN / "mcp-server-filesystem"), args=[str(tmp_path)], trust_annotations=True
         )
@@ -197,7 +198,7 @@ async def test_the_filesystem_server_reads_writes_and_rejects(tmp_path: Path) ->
 
 
 async def test_the_memory_server_keeps_its_entries(tmp_path: Path) -> None:
-    with anyio.fail_after(60), nothing_left_behind():
+    with time_limit(60), nothing_left_behind():
         config = MCPClientConfig(
             command=str(BIN / "mcp-server-memory"),
             env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")},

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 from aiohttp import web
+from tests.limits import time_limit
 
 from operations import CallerChannel, CallError, OperationContext, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
@@ -165,7 +165,7 @@ async def connected(upstream: Upstream, **config: Any) -> AsyncGenerator[Operati
     registry = OperationRegistry()
     settings = MCPClientConfig(url=url, version="2025-11-25", **config)
     try:
-        with anyio.fail_after(20):
+        with time_limit(20):
             async with connect_mcp("raw", settings) as raw:
                 registry.register_all(raw)
                 yield registry
@@ -255,7 +255,7 @@ async def test_a_call_that_is_cancelled_before_the_sdk_reads_its_stream_is_cance
     monkeypatch.setattr(PlainCalls, "_handed_over", cancelled)
     async with connected(upstream) as registry:
         task = asyncio.create_task(registry.execute("raw.ask", {}))
-        with anyio.fail_after(20):
+        with time_limit(20):
             with pytest.raises(asyncio.CancelledError):
                 await task
             await upstream.cancelled.get()

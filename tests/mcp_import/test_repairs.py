@@ -3,9 +3,9 @@
 from copy import deepcopy
 from typing import Any
 
-import anyio
 import pytest
 from mcp_types import InitializeResult, jsonrpc_message_adapter
+from tests.limits import time_limit
 from tests.mcp_import.support import nothing_left_behind, raw
 
 from operations import CallError, OperationRegistry
@@ -26,7 +26,7 @@ FAULTY = r'{"tools": [{"name": "a", "v": "\ud800"}], "x": "\ud800"}'
 )
 async def test_a_result_of_a_call_is_not_repaired(result: str) -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw("result", "tools/call", result)) as client:
             registry.register_all(client)
             with pytest.raises(CallError) as caught:

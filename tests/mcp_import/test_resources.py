@@ -6,9 +6,9 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import anyio
 import pytest
 from mcp.server.mcpserver import MCPServer
+from tests.limits import time_limit
 from tests.mcp_import.support import demo_server, raw
 from tests.mcp_serving import upstream
 
@@ -195,7 +195,7 @@ async def test_a_slow_subscriber_receives_hundreds_of_changes_once(tmp_path: Pat
         await anext(changes)
         # The response follows the notifications.
         await registry.execute("notes.resources.list", {})
-        with anyio.fail_after(20):
+        with time_limit(20):
             found = [(await anext(changes)).data["uri"] for _ in range(500)]
 
     assert found == [f"note://a/{number}" for number in range(500)]
@@ -212,7 +212,7 @@ async def test_the_connection_of_a_lost_subscription_is_not_closed_for_another_c
         command=sys.executable, args=[str(script), str(received), "once"], per_caller=True
     )
     ann, bob = (OperationContext(identity=Identity(name)) for name in ("ann", "bob"))
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with connect_mcp("notes", config) as client:
             registry = OperationRegistry(client)
             opened = received.read_text().split().count("initialize")

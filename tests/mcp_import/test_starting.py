@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from tests.hub.test_the_file_covers_the_product import make_certificate
+from tests.limits import time_limit
 from tests.mcp_import.support import nothing_left_behind, raw, serving
 from tests.servers import free_port
 
@@ -25,7 +26,7 @@ from operations.server.running import running
 
 async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:
     """Return the error that the connecting code gets."""
-    with nothing_left_behind(), anyio.fail_after(20), pytest.raises(StartError) as caught:
+    with nothing_left_behind(), time_limit(20), pytest.raises(StartError) as caught:
         async with connect_mcp("files", config):
             pass
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -176,7 +177,7 @@ async def test_a_rejection_contains_advice(
         return Response(body.body, status, media_type=body.media_type)
 
     app = Starlette(routes=[Route("/mcp", refuse, methods=["GET", "POST"])])
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(app) as base:
             config = MCPClientConfig(url=f"{base}/mcp?key=canary", transport=transport)
             with pytest.raises(StartError) as caught:
@@ -196,7 +197,7 @@ async def test_an_unreachable_address_is_reported() -> None:
 
 
 async def test_the_loader_keeps_the_whole_report(caplog: pytest.LogCaptureFixture) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with MCPClientLoader() as loader:
             await loader.load({"broken": raw("exit")})
 
@@ -206,7 +207,7 @@ async def test_the_loader_keeps_the_whole_report(caplog: pytest.LogCaptureFixtur
 
 async def test_a_server_that_fails_later_reveals_nothing_to_callers(tmp_path: Path) -> None:
     config = raw("crash_later", str(tmp_path / "mark"), reconnect_timeout=0.2)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", config) as client:
             registry = OperationRegistry(client)
             await registry.execute("raw.exit_after", {})

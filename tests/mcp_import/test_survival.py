@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.conftest import PROJECT
+from tests.limits import time_limit
 from tests.mcp_import.support import (
     HERE,
     RAW,
@@ -37,7 +38,7 @@ def text_of(envelope: Any) -> str:
 
 async def test_a_server_killed_between_calls_is_started_again() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             first = int(text_of(await registry.execute("raw.pid", {})))
@@ -56,7 +57,7 @@ async def test_a_call_after_closing_is_not_retried_although_the_server_was_lost(
     script = tmp_path / "server.py"
     shutil.copy(RAW, script)
     config = MCPClientConfig(command=sys.executable, args=["-I", "-S", str(script), "normal"])
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", config) as client:
             pid = int(text_of(await OperationRegistry(client).execute("raw.pid", {})))
             script.unlink()
@@ -73,7 +74,7 @@ async def test_the_log_of_a_server_that_exits_again_and_again_is_short(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             for _ in range(4):
@@ -88,7 +89,7 @@ async def test_the_log_of_a_server_that_does_not_read_cancellations_is_short(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             process = int(text_of(await registry.execute("raw.pid", {})))
@@ -142,7 +143,7 @@ async def test_a_server_that_does_not_read_is_closed_at_once_while_it_is_listed_
         version="2025-11-25",
         shutdown_timeout=0.5,
     )
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with connect_mcp("x", config) as client:
             registry = OperationRegistry(client)
             calls = [asyncio.create_task(registry.execute("x.call", {}))]
@@ -163,7 +164,7 @@ async def test_a_server_that_exits_while_its_child_holds_the_pipes_is_started_ag
     code: int,
 ) -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(40), nothing_left_behind():
+    with time_limit(40), nothing_left_behind():
         async with connect_mcp("raw", raw(timeout=None, max_timeout=3)) as client:
             registry.register_all(client)
             first = text_of(await registry.execute("raw.pid", {}))
@@ -178,7 +179,7 @@ async def test_a_server_that_exits_while_its_child_holds_the_pipes_is_started_ag
 @pytest.mark.requirement("R36")
 async def test_a_request_to_a_server_that_had_died_unnoticed_is_sent_to_the_next_one() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             first = int(text_of(await registry.execute("raw.pid", {})))
@@ -194,7 +195,7 @@ async def test_of_many_requests_to_a_server_that_had_died_unnoticed_none_is_lost
     tmp_path: Path,
 ) -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw(env={"COUNTER": str(tmp_path / "counter")})) as client:
             registry.register_all(client)
             first = int(text_of(await registry.execute("raw.pid", {})))
@@ -212,7 +213,7 @@ async def test_calls_do_not_wait_past_their_timeout_for_a_server_that_restarts_s
 ) -> None:
     config = raw("silent_later", str(tmp_path / "mark"), reconnect_timeout=0.5, connect_timeout=30)
     registry = OperationRegistry()
-    with anyio.fail_after(25), nothing_left_behind():
+    with time_limit(25), nothing_left_behind():
         async with connect_mcp("raw", config) as client:
             registry.register_all(client)
             await registry.execute("raw.exit_after", {})
@@ -227,7 +228,7 @@ async def test_calls_do_not_wait_past_their_timeout_for_a_server_that_restarts_s
 async def test_a_mutation_in_flight_fails_and_is_not_repeated(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     registry = OperationRegistry()
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         async with connect_mcp("raw", raw(env={"COUNTER": str(counter)})) as client:
             registry.register_all(client)
             with pytest.raises(CallError) as caught:
@@ -242,7 +243,7 @@ async def test_a_mutation_in_flight_fails_and_is_not_repeated(tmp_path: Path) ->
 async def test_a_query_in_flight_is_repeated_once(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     registry = OperationRegistry()
-    with anyio.fail_after(20), nothing_left_behind():
+    with time_limit(20), nothing_left_behind():
         config = raw(env={"COUNTER": str(counter)}, queries=["die"])
         async with connect_mcp("raw", config) as client:
             registry.register_all(client)
@@ -255,7 +256,7 @@ async def test_a_query_in_flight_is_repeated_once(tmp_path: Path) -> None:
 
 async def test_an_http_server_that_was_restarted_is_used_again() -> None:
     registry, port = OperationRegistry(), free_port()
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with serving_demo(port) as url:
             client = connect_mcp("demo", MCPClientConfig(url=url, version="2025-11-25"))
             service = await client.__aenter__()
@@ -275,7 +276,7 @@ async def test_a_retry_policy_repeats_a_mutation_that_did_not_reach_its_server()
     counters, stop = registry.count_calls()
     async with AsyncExitStack() as stack:
         stack.callback(stop)
-        stack.enter_context(anyio.fail_after(30))
+        stack.enter_context(time_limit(30))
         async with serving_demo(port) as url:
             config = MCPClientConfig(url=url, version="2025-11-25", reconnect_timeout=0.05)
             registry.register_all(await stack.enter_async_context(connect_mcp("demo", config)))
@@ -296,7 +297,7 @@ async def test_the_server_of_the_sdk_is_called_as_a_child_and_restarted_after_a_
         command=sys.executable, args=[str(HERE / "sdk_server.py")], version=version
     )
     registry = OperationRegistry()
-    with anyio.fail_after(150), nothing_left_behind():
+    with time_limit(150), nothing_left_behind():
         async with connect_mcp("demo", config) as client:
             registry.register_all(client)
             assert (await registry.execute("demo.add", {"a": 1, "b": 2})).data == {"result": 3}
@@ -343,7 +344,7 @@ async def main():
 
 asyncio.run(main())
 """
-    with anyio.fail_after(180):
+    with time_limit(180):
         done = await anyio.run_process(
             [sys.executable, "-W", "error", "-c", code], cwd=PROJECT, check=False
         )
@@ -365,7 +366,7 @@ async def test_a_server_that_stops_responding_is_not_asked_until_a_probe_succeed
             found.append("open" if is_open else caught.value.code)
         assert found == [ErrorCode.TIMEOUT] * FAILURES + ["open"]
 
-        with anyio.fail_after(20):
+        with time_limit(20):
             while True:
                 try:
                     assert (await registry.execute("demo.pid", {})).data

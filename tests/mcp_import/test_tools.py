@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.limits import time_limit
 from tests.mcp_import.support import demo_server, eventually, raw
 from tests.server.asgi import Client
 from tests.support import soon
@@ -223,7 +224,7 @@ async def test_cancelling_a_call_notifies_the_server() -> None:
 async def test_the_deadline_of_a_call_holds_on_both_sides() -> None:
     async with connect_mcp("raw", raw()) as client:
         registry = OperationRegistry(client)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.never", {}, soon(200))
         never, cancelled = await seen(registry)
 

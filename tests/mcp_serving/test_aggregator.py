@@ -30,6 +30,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
+from tests.limits import time_limit
 from tests.mcp_import.support import install_node_servers
 from tests.mcp_serving.support import ERAS, serving
 from tests.servers import free_port, wait_for_port
@@ -224,7 +225,7 @@ async def test_a_hub_passes_every_mcp_feature_through(
     upstream: str, era: str, version: str
 ) -> None:
     direct, through = Person(), Person()
-    with anyio.fail_after(60):
+    with time_limit(60):
         mode = "legacy" if version == "2025-11-25" else "auto"
         async with direct.connected(upstream, mode) as client:
             await direct.take(client)
@@ -278,7 +279,7 @@ def noting() -> Server[Any]:
 async def test_with_a_connection_per_caller_each_subscribes_at_its_own_connection() -> None:
     ann, ben = Person(), Person()
     config = MCPClientConfig(server=noting(), version="2025-11-25", per_caller=True)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             hub(shelf=config) as address,
             ann.connected(address, "legacy") as hers,
@@ -296,7 +297,7 @@ async def test_with_a_connection_per_caller_each_subscribes_at_its_own_connectio
 async def test_two_servers_behind_a_hub_equal_direct_connections(upstream: str, era: str) -> None:
     install_node_servers()
     direct, through = Person(), Person()
-    with anyio.fail_after(90):
+    with time_limit(90):
         for server in (upstream, StdioServerParameters(command=str(EVERYTHING))):
             async with direct.connected(server, "legacy") as client:
                 await direct.take(client)

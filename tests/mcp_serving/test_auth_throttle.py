@@ -9,6 +9,7 @@ import anyio
 import httpx2
 import pytest
 from starlette.requests import Request
+from tests.limits import time_limit
 from tests.mcp_serving.support import example, serving
 from tests.mcp_serving.test_http import post
 
@@ -36,7 +37,7 @@ class Directory:
         return Identity("ann")
 
     async def until(self, is_so: Callable[["Directory"], bool]) -> None:
-        with anyio.fail_after(40):
+        with time_limit(40):
             while not is_so(self):
                 await asyncio.sleep(0.005)
 
@@ -45,7 +46,7 @@ class Directory:
 async def http(**settings: Any) -> AsyncGenerator[httpx2.AsyncClient]:
     app = to_mcp(example(), **settings).asgi_app()
     limits = httpx2.Limits(max_connections=None)
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with (
             serving(app) as address,
             httpx2.AsyncClient(base_url=address, limits=limits, timeout=50) as client,

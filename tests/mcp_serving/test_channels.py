@@ -17,6 +17,7 @@ from mcp_types import (
     Root,
     TextContent,
 )
+from tests.limits import scaled, time_limit
 from tests.mcp_serving.support import ERAS, MODERN_META, error_of, modern_headers, serving
 from tests.server.asgi import Client as ASGIClient
 
@@ -229,7 +230,7 @@ async def test_a_caller_that_stops_waiting_stops_the_handler(
             tasks.start_soon(client.call_tool, "job__wait", {})
             await started.wait()
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(20):
+        with time_limit(20):
             await stopped.wait()
 
 
@@ -296,7 +297,7 @@ async def test_a_call_that_waits_for_answers_ends_with_its_server() -> None:
     params = {"name": "job__ask", "arguments": {}, "_meta": meta}
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     headers = modern_headers("tools/call", "job__ask")
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with app.router.lifespan_context(app):
             response = await ASGIClient(app).post("/mcp", message, headers=headers)
             assert response.json["result"]["resultType"] == "input_required"
@@ -336,7 +337,7 @@ async def test_a_result_that_no_client_requests_is_dropped(monkeypatch: pytest.M
 
     elicitations = Elicitations()
     question = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         while elicitations._waiting:
             await asyncio.sleep(0.005)
 
@@ -399,7 +400,7 @@ async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
     await started.wait()
     task.cancel()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         await stopped.wait()
 
 
@@ -444,7 +445,7 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
 
     question = await call({})
     (task,) = [waiting.task for waiting in server.service.elicitations._waiting.values()]
-    await asyncio.wait({task}, timeout=20)
+    await asyncio.wait({task}, timeout=scaled(20))
 
     assert task.done()
     result = await call({"requestState": question["requestState"]})

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import anyio
 import httpx2
 import msgspec
 import pytest
 from mcp import Client
+from tests.limits import time_limit
 from tests.mcp_serving.support import MODERN, MODERN_META, error_of, example, serving
 from tests.mcp_serving.test_http import PLAIN, identify
 
@@ -89,7 +89,7 @@ async def events(response: httpx2.Response) -> AsyncIterator[JSONObject]:
 async def connected(
     app: Any, version: str = "2025-11-25", capabilities: Any = None, **headers: str
 ) -> AsyncGenerator[Peer]:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
             peer = Peer(client, headers)
             await handshake(peer, version, capabilities)
@@ -460,7 +460,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time_without_
 ):
     jobs = Stubborn()
     app = to_mcp(jobs.registry, timeout=1).asgi_app()
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(app) as address, Client(f"{address}/mcp") as client:
             late = await client.call_tool("do__stubborn", {"reports": False})
             waited = await client.call_tool("do__wait", {})
@@ -651,7 +651,7 @@ async def test_a_silent_stream_sends_comments_while_other_streams_are_busy() -> 
             await asyncio.sleep(0.001)
 
     reporting = asyncio.create_task(report())
-    with anyio.fail_after(10):
+    with time_limit(10):
         async for part in log.follow(STANDALONE, 0, 0.2):
             assert part == sessions.PING
             break
@@ -686,7 +686,7 @@ async def test_an_idle_session_ends_and_a_used_one_stays() -> None:
         table.add(session, None, monitor)
     with table.in_use(used, None, monitor):
         expiring = asyncio.create_task(table.expire())
-        with anyio.fail_after(20):
+        with time_limit(20):
             await ended.wait()
         expiring.cancel()
 

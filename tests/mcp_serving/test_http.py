@@ -14,6 +14,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp_types import INTERNAL_ERROR, ElicitResult, PaginatedRequestParams
 from starlette.requests import Request
+from tests.limits import time_limit
 from tests.mcp_serving import upstream
 from tests.mcp_serving.support import (
     ERAS,
@@ -364,7 +365,7 @@ async def test_a_body_that_does_not_arrive_is_abandoned() -> None:
     async with serving(to_mcp(example(), limits=Limits(body_seconds=0.1)).asgi_app()) as address:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
-        with anyio.fail_after(20):
+        with time_limit(20):
             answer = await reader.readline()
         writer.close()
 
@@ -391,7 +392,7 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
             tasks.start_soon(lambda: client.post("/mcp", **request))
             await started.wait()
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(20):
+        with time_limit(20):
             await stopped.wait()
 
 
@@ -409,7 +410,7 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
         return "done"
 
     request = post("tools/call", {"name": "job__wait"})
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             http(to_mcp(registry, heartbeat=0.02).asgi_app()) as client,
             client.stream("POST", "/mcp", **request) as response,
@@ -503,7 +504,7 @@ async def test_the_end_of_a_stream_waits_for_its_head(version: str) -> None:
 
     app = to_mcp(registry, stateless=True, heartbeat=0.02).asgi_app()
     async with app.running():
-        with anyio.fail_after(20):
+        with time_limit(20):
             await app(*asgi("tools/call", {"name": "job__wait"}, version), send)
 
     assert [message["type"].rpartition(".")[2] for message in sent[:2]] == ["start", "body"]
@@ -528,7 +529,7 @@ async def test_a_call_that_was_answered_late_does_not_become_a_stream(version: s
 
     app = to_mcp(registry, stateless=True, timeout=0.1, heartbeat=0.5).asgi_app()
     async with app.running():
-        with anyio.fail_after(20):
+        with time_limit(20):
             await app(*asgi("tools/call", {"name": "job__stubborn"}, version), send)
 
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
@@ -586,7 +587,7 @@ async def test_a_long_call_releases_its_stream_and_is_answered_on_another() -> N
         serving(to_mcp(registry).asgi_app()) as address,
         Client(f"{address}/mcp", mode="legacy") as client,
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             result = await client.call_tool("job__long", {})
 
     assert released == [True]

@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import anyio
 import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 from mcp.server import Server
+from tests.limits import time_limit
 from tests.mcp_import.support import raw
 from tests.mcp_serving.support import ERAS
 
@@ -94,7 +94,7 @@ async def hub(
 
 @asynccontextmanager
 async def _limited() -> AsyncGenerator[None]:
-    with anyio.fail_after(20):
+    with time_limit(20):
         yield
 
 

@@ -4,10 +4,10 @@ import asyncio
 from base64 import b64decode
 from typing import Any, Literal
 
-import anyio
 import pytest
 from mcp import Client, MCPError
 from mcp_types import PromptReference, ResourceTemplateReference
+from tests.limits import time_limit
 from tests.mcp_serving.support import ERAS, PNG, example, tool_names
 
 from operations import Identity, OperationRegistry, http_envelope, mcp_envelope
@@ -189,7 +189,7 @@ async def test_arguments_are_completed_from_the_values_their_schemas_list(era: s
 
 
 async def until(condition: Any) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -222,7 +222,7 @@ async def test_newer_clients_are_notified_of_changes_they_subscribe_to() -> None
         client.listen(tools_list_changed=True) as changes,
     ):
         grow(registry)
-        with anyio.fail_after(20):
+        with time_limit(20):
             event = await anext(aiter(changes))
 
     assert type(event).__name__ == "ToolsListChanged"
@@ -260,7 +260,7 @@ async def test_newer_clients_watch_resources_with_access() -> None:
     ):
         await server.resource_updated("book://secret")
         await server.resource_updated("book://motd")
-        with anyio.fail_after(20):
+        with time_limit(20):
             event = await anext(aiter(changes))
 
     assert event.uri == "book://motd"  # type: ignore[union-attr]

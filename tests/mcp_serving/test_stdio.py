@@ -3,11 +3,11 @@ import json
 import sys
 from asyncio.subprocess import PIPE
 
-import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from tests.conftest import PROJECT
+from tests.limits import time_limit
 from tests.mcp_serving.support import ERAS, error_of, tool_names
 
 from operations.front.limits import Limits
@@ -48,7 +48,7 @@ async def test_a_malformed_request_is_answered_if_it_has_an_id() -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     others = b'[]\n\n \r\n{"jsonrpc": "2.0", "id": 6, "error": {"method"}}\n'
-    with anyio.fail_after(60):
+    with time_limit(60):
         process.stdin.write(others + b"\n".join(lines.values()) + b"\n")
         answers = [json.loads(await process.stdout.readline()) for _ in lines]
         process.stdin.close()

@@ -11,6 +11,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 from tests.calls.processes import PROJECT
+from tests.limits import scaled, time_limit
 from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
@@ -59,7 +60,7 @@ class Slow:
 async def test_the_default_stops_while_a_person_answers(era: str) -> None:
     server = to_mcp(registry_of(), timeout=1)
     async with Client(server, mode=era, elicitation_callback=Slow(1.5)) as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             result = await client.call_tool("do__ask", {})
 
     assert not result.is_error, result
@@ -70,7 +71,7 @@ async def test_a_response_that_takes_too_long_ends_the_call(era: str) -> None:
     server = to_mcp(registry_of(), timeout=0.2, limits=Limits(answer_seconds=0.3))
     person = Slow(30 if era == "legacy" else 1)
     async with Client(server, mode=era, elicitation_callback=person) as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             # In the newer version the person is asked between two requests, and the second one receives the error.
             assert error_of(await client.call_tool("do__ask", {}))["code"] == "TIMEOUT"
 
@@ -79,7 +80,7 @@ async def test_a_response_that_takes_too_long_ends_the_call(era: str) -> None:
 async def test_progress_starts_the_limit_again_and_its_absence_does_not(era: str) -> None:
     server = to_mcp(registry_of(), timeout=1)
     async with Client(server, mode=era) as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             going = await client.call_tool("do__work", {"steps": 6, "seconds": 0.2})
             silent = await client.call_tool("do__work", {"seconds": 30})
 
@@ -90,7 +91,7 @@ async def test_progress_starts_the_limit_again_and_its_absence_does_not(era: str
 async def test_an_operation_has_its_own_limit_at_every_entry_point() -> None:
     registry = registry_of(timeout=0.2)
     app = create_app(registry, mcp=True, timeout=30)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(app) as base, httpx2.AsyncClient(base_url=base) as http:
             path = await http.post("/do/work", json={"seconds": 10})
             call = await http.post("/call", json={"operation": "do.work", "input": {"seconds": 10}})
@@ -104,7 +105,7 @@ async def test_an_operation_has_its_own_limit_at_every_entry_point() -> None:
 async def test_an_operation_may_take_longer_than_the_default() -> None:
     registry = registry_of(timeout=30)
     app = create_app(registry, mcp=True, timeout=0.5)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(app) as base, httpx2.AsyncClient(base_url=base) as http:
             path = await http.post("/do/work", json={"seconds": 1})
             call = await http.post("/call", json={"operation": "do.work", "input": {"seconds": 1}})
@@ -118,7 +119,7 @@ async def test_an_operation_may_take_longer_than_the_default() -> None:
 @BOTH
 async def test_a_callers_own_deadline_is_never_extended(era: str) -> None:
     app = create_app(registry_of(), mcp=True)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             serving(app) as base,
             httpx2.AsyncClient(headers={"operations-timeout": "1500"}) as http,
@@ -144,7 +145,7 @@ async def test_nested_calls_share_the_limit_of_the_call() -> None:
 
     server = to_mcp(registry, timeout=1)
     async with Client(server, mode="legacy", elicitation_callback=Slow(1.2)) as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             result = await client.call_tool("do__both", {})
 
     assert not result.is_error, result
@@ -166,12 +167,11 @@ async def test_a_timeout_pauses_for_all_questions_up_to_the_maximum() -> None:
 
 
 async def test_progress_has_a_maximum() -> None:
-    with anyio.fail_after(20):
-        with pytest.raises(TimeoutError):
-            async with CallTimeout(0.2, answer_seconds=0, max_seconds=0.5) as timeout:
-                while True:
-                    await asyncio.sleep(0.05)
-                    timeout.restart()
+    with time_limit(20), pytest.raises(TimeoutError):
+        async with CallTimeout(0.2, answer_seconds=0, max_seconds=0.5) as timeout:
+            while True:
+                await asyncio.sleep(0.05)
+                timeout.restart()
 
 
 async def test_a_limit_is_a_positive_number() -> None:
@@ -200,10 +200,9 @@ async def test_a_call_ends_in_time_after_an_answer_that_took_longer_than_its_lim
         await context.elicit("Your name?", FORM)
         await anyio.sleep(60)
 
-    with anyio.fail_after(30):
-        with pytest.raises(CallError) as caught:
-            context = OperationContext(channel=CallerChannel(elicit=answer))
-            await registry.execute("do.hang", {}, context)
+    with time_limit(30), pytest.raises(CallError) as caught:
+        context = OperationContext(channel=CallerChannel(elicit=answer))
+        await registry.execute("do.hang", {}, context)
     assert caught.value.code == ErrorCode.TIMEOUT
 
     async def request() -> None:
@@ -214,7 +213,7 @@ async def test_a_call_ends_in_time_after_an_answer_that_took_longer_than_its_lim
         await anyio.sleep(60)
 
     waiting = asyncio.create_task(request())
-    done, _ = await asyncio.wait({waiting}, timeout=30)
+    done, _ = await asyncio.wait({waiting}, timeout=scaled(30))
     assert done
     assert waiting.cancelled()
 
@@ -228,7 +227,7 @@ async def test_a_timeout_in_the_tools_table_pauses_for_people_and_overrides_the_
     for default in (0.1, 30):
         server = to_mcp(registry, timeout=default)
         async with Client(server, mode=era, elicitation_callback=Slow(1)) as client:
-            with anyio.fail_after(20):
+            with time_limit(20):
                 asked = await client.call_tool("do__ask", {})
                 going = await client.call_tool("do__work", {"steps": 5, "seconds": 0.2})
                 silent = await client.call_tool("do__work", {"seconds": 30})
@@ -247,7 +246,7 @@ async def test_a_timeout_in_the_tools_table_applies_to_nested_calls() -> None:
         return str((await context.env.do.work({"seconds": 30})).data)
 
     async with Client(to_mcp(registry)) as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             result = await client.call_tool("do__nested", {})
 
     assert error_of(result)["code"] == "TIMEOUT"
@@ -263,7 +262,7 @@ async def test_a_handler_can_shorten_the_time_of_a_call() -> None:
         return str(result.data)
 
     async with Client(to_mcp(registry)) as client:
-        with anyio.fail_after(20):
+        with time_limit(20):
             ended = await client.call_tool("do__nested", {"timeout": 0.3})
             finished = await client.call_tool("do__nested", {"timeout": 15})
 
@@ -275,7 +274,7 @@ async def test_a_longer_time_of_a_call_does_not_extend_its_limit() -> None:
     registry = registry_of()
     limit = TimeLimit(0.3)
     context = OperationContext(limit=limit, deadline=limit.deadline)
-    with anyio.fail_after(20), pytest.raises(CallError) as raised:
+    with time_limit(20), pytest.raises(CallError) as raised:
         await registry.execute("do.work", {"seconds": 30}, context, timeout=15)
     assert raised.value.code == ErrorCode.TIMEOUT
 

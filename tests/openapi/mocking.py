@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from tests.limits import scaled
 from tests.servers import free_port
 
 from operations import CallError, OperationRegistry, OperationSpec, OperationType
@@ -40,7 +41,7 @@ async def mocking(prism: str, path: Path) -> AsyncGenerator[str]:
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(scaled(120)):
             lines: list[bytes] = []
             async for line in process.stdout:
                 lines.append(line)

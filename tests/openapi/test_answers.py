@@ -10,9 +10,9 @@ import time
 import zlib
 from typing import Any
 
-import anyio
 import pytest
 from aiohttp import web
+from tests.limits import time_limit
 from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
@@ -415,7 +415,7 @@ async def test_closing_a_service_ends_its_calls_and_opens_nothing(
         call = asyncio.create_task(OperationRegistry(list(service)).execute("api.call", {}))
         await arrived.wait()
         await service.aclose()
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await call
         over.set()
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -497,7 +497,7 @@ async def test_an_expired_deadline_is_a_timeout() -> None:
             assert re.fullmatch(expected, caught.value.message)
         async with imported(SCHEMALESS, base_url=url) as registry:
             context = OperationContext(deadline=time.time() * 1000 + 100)
-            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            with time_limit(20), pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {}, context)
             assert caught.value.code == ErrorCode.TIMEOUT
         released.set()
@@ -574,7 +574,7 @@ async def test_cancelling_a_call_closes_its_request() -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        with anyio.fail_after(20):
+        with time_limit(20):
             await left.wait()
 
 
@@ -628,7 +628,7 @@ async def test_retry_after_beyond_the_calls_time_is_not_waited_for() -> None:
         return web.Response(status=503, headers={"Retry-After": "3600"})
 
     async with serving(respond) as url, imported(document(), base_url=url) as registry:
-        with anyio.fail_after(20), pytest.raises(CallError):
+        with time_limit(20), pytest.raises(CallError):
             await registry.execute("api.call", {})
 
 
@@ -645,7 +645,7 @@ async def test_a_post_waits_as_long_as_a_429_asks_for_but_not_beyond_its_deadlin
         imported(document("/thing", "post"), base_url=url) as registry,
     ):
         soon = OperationContext(deadline=(time.time() + 30) * 1000)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("api.call", {}, soon)
         assert caught.value.details["statusCode"] == 429
         arrived.clear()
@@ -791,10 +791,10 @@ async def test_an_error_shows_whether_the_request_may_have_arrived() -> None:
     async with imported(doc, **options) as registry:
         configure_tools(registry, {"api.*": ToolConfig(retry=2)})
         counters, _ = registry.count_calls()
-        with anyio.fail_after(20), pytest.raises(CallError) as redirected:
+        with time_limit(20), pytest.raises(CallError) as redirected:
             await registry.execute("api.call", {})
         retries = counters.of("api.call").retries
-        with anyio.fail_after(20), pytest.raises(CallError) as refused:
+        with time_limit(20), pytest.raises(CallError) as refused:
             await registry.execute("api.call", {})
 
     assert (redirected.value.code, redirected.value.begun, retries) == ("UNAVAILABLE", None, 0)
@@ -914,7 +914,7 @@ async def test_text_that_the_schema_does_not_allow_is_an_error() -> None:
 )
 async def test_data_after_a_response_is_named_as_the_cause(response: bytes) -> None:
     async with writing(response) as url, imported(document(), base_url=url) as registry:
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("api.call", {})
 
     assert caught.value.code == ErrorCode.EXECUTION_ERROR

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.limits import scaled
 from tests.openapi.serving import document, serving
 
 from operations import OperationRegistry
@@ -328,7 +329,7 @@ async def test_files_are_fetched_in_parallel(tmp_path: Path) -> None:
             if waiting == 8:
                 together.set()
             # Answered only once all eight were asked for.
-            await asyncio.wait_for(together.wait(), 60)
+            await asyncio.wait_for(together.wait(), scaled(60))
         return web.Response(body=(root.parent / request.path[1:]).read_bytes())
 
     async with serving(respond) as url:

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import anyio
 import pytest
 from aiohttp import web
+from tests.limits import time_limit
 from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving
 
@@ -651,7 +651,7 @@ async def test_closing_closes_connections_of_another_loop(echo: Echo) -> None:
 
     other = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
     await called.wait()
-    with anyio.fail_after(20):
+    with time_limit(20):
         await service.aclose()
         closed.set()
         await other

@@ -8,6 +8,7 @@ import anyio
 import pytest
 from aiohttp import web
 from anyio.abc import SocketAttribute, SocketStream
+from tests.limits import time_limit
 from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, OperationRegistry, OperationType
@@ -368,7 +369,7 @@ async def test_the_pauses_before_reconnecting_are_bounded(monkeypatch: pytest.Mo
         return response
 
     async with serving(respond) as url, imported(streaming(), base_url=url, retries=14) as registry:
-        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+        with time_limit(30), pytest.raises(CallError) as caught:
             _ = [envelope async for envelope in registry.subscribe("api.call", {})]
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert count > 14
@@ -471,7 +472,7 @@ async def test_a_server_that_stops_responding_is_a_timeout(where: str) -> None:
 
     async with serving(respond) as url:
         try:
-            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            with time_limit(20), pytest.raises(CallError) as caught:
                 await collected(streaming(), url, timeout=1)
         finally:
             over.set()
@@ -562,7 +563,7 @@ async def test_the_connection_ends_when_the_consumer_stops(how: str) -> None:
             task.cancel()
         await asyncio.wait({task})
         gc.collect()
-        with anyio.fail_after(20):
+        with time_limit(20):
             await gone.wait()
 
 
@@ -575,7 +576,7 @@ async def test_an_invalid_chunk_ends_a_stream_at_once(rest: bytes) -> None:
         writing(head + b"\r\n9\r\ndata: 1\n\n\r\n", received, rest) as url,
         imported(streaming(), base_url=url) as registry,
     ):
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             async for envelope in registry.subscribe("api.call", {}):
                 assert envelope.data == 1
                 received.set()

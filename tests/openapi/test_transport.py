@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.limits import scaled
 from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving, writing
 from tests.proxies import Proxy, running_proxy
@@ -385,7 +386,7 @@ async def test_an_idle_connection_is_closed_before_servers_close_theirs() -> Non
             await registry.execute("api.call", {})
             assert not closed.is_set()
             # By default, aiohttp keeps an idle connection for 15 s.
-            async with asyncio.timeout(13):
+            async with asyncio.timeout(scaled(13)):
                 await closed.wait()
 
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import aiohttp
-import anyio
 import pytest
 from aiohttp import web
+from tests.limits import time_limit
 from tests.openapi.serving import document, imported, serving
 from tests.support import first_done, soon
 
@@ -90,7 +90,7 @@ async def test_a_dead_api_is_not_called_until_a_probe_succeeds(unused_port: int)
             return web.json_response({}, status=503)
 
         async with serving(respond, port=unused_port):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 while (await outcomes(registry, 1)) != [ErrorCode.EXECUTION_ERROR]:
                     await asyncio.sleep(0.05)
             # A status is a response: the breaker is closed.
@@ -131,7 +131,7 @@ async def test_timeouts_open_the_breaker(by: str) -> None:
 
         found = await asyncio.gather(*(call() for _ in range(FAILURES)))
         # The pause before a probe is random, so that the next call may be one.
-        with anyio.fail_after(60):
+        with time_limit(60):
             while not isinstance(last := await call(), CircuitOpenError):
                 found.append(last)
         stopped.set()
@@ -175,11 +175,11 @@ async def test_calls_fail_at_once_while_the_probe_has_the_last_slot() -> None:
             with pytest.raises(CallError):
                 await registry.execute("api.call", {}, soon(2_000))
         arrived.clear()
-        with anyio.fail_after(20):
+        with time_limit(20):
             while not arrived.is_set():
                 held.append(asyncio.create_task(registry.execute("api.call", {})))
                 await asyncio.wait(held[-1:], timeout=0.05)
-        with anyio.fail_after(20), pytest.raises(CircuitOpenError):
+        with time_limit(20), pytest.raises(CircuitOpenError):
             await registry.execute("api.call", {})
         stopped.set()
         await asyncio.gather(*held, return_exceptions=True)
@@ -316,7 +316,7 @@ async def test_a_caller_that_leaves_the_queue_loses_no_slot() -> None:
         await asyncio.sleep(0)
         waiting[1].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    with anyio.fail_after(20):
+    with time_limit(20):
         await asyncio.gather(*(call() for _ in range(5)))
 
 
@@ -363,7 +363,7 @@ async def test_a_dead_api_leaves_slots_of_a_caller_for_other_apis() -> None:
                     return response.status
 
             dead = [asyncio.create_task(call("dead.call")) for _ in range(4)]
-            with anyio.fail_after(60):
+            with time_limit(60):
                 while (await call("alive.call")) == 429:
                     await asyncio.sleep(0.1)
             assert await call("alive.call") == 200

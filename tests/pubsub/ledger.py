@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from time import time
 
-import anyio
+from tests.limits import time_limit
 
 from operations.calls import PendingRequestMap
 from operations.errors import CallError
@@ -78,13 +78,13 @@ class Ledger:
             yield
         finally:
             is_over = True
-            with anyio.fail_after(self.timeout + 30):
+            with time_limit(self.timeout + 30):
                 await asyncio.gather(*tasks)
 
     async def progress(self, payments: int, seconds: float = 60) -> None:
         """Wait for more payments to end."""
         goal = len(self.outcomes) + payments
-        with anyio.fail_after(seconds):
+        with time_limit(seconds):
             while len(self.outcomes) < goal:
                 await asyncio.sleep(_PAUSE)
 

@@ -12,13 +12,13 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.pubsub.ledger import Ledger
 from tests.pubsub.test_nats_connecting import certificate
 from tests.servers import (
@@ -133,7 +133,7 @@ async def replicated(sentinel: Broker, replica: Broker) -> None:
     """Wait until a replica is in sync with its master, and Sentinel knows it."""
     watching: Any = Redis(port=sentinel.port)
     async with watching:
-        with anyio.fail_after(30):
+        with time_limit(30):
             while (await watching.sentinel_master("mymaster"))["num-slaves"] < 1 or (
                 "master_link_status:up" not in await replication(replica)
             ):
@@ -175,7 +175,7 @@ async def cluster(nodes: list[Broker]) -> list[Broker]:
         for node in nodes[1:]:
             await cluster_command(nodes[0], "MEET", "127.0.0.1", node.port)
         first = await cluster_command(masters[0], "MYID")
-        with anyio.fail_after(20):
+        with time_limit(20):
             while first not in await cluster_command(replica, "NODES"):
                 await asyncio.sleep(0.05)
             await cluster_command(replica, "REPLICATE", first)
@@ -212,7 +212,7 @@ async def test_calls_continue_while_a_replica_takes_over_a_shard(
     new = cluster[-1]
     prefix = next(f"p{n}:" for n in count() if key_slot(f"{{p{n}}}".encode()) <= BOUNDS[0][1])
     ledger = Ledger(tmp_path / "ledger")
-    with anyio.fail_after(20):
+    with time_limit(20):
         while "slave_repl_offset" not in await replication(new) or (
             "master_link_status:up" not in await replication(new)
         ):
@@ -240,7 +240,7 @@ async def test_calls_continue_while_a_replica_takes_over_a_shard(
 
 async def hand_over(replica: Broker, ledger: Ledger) -> None:
     """Let a master hand its shard over to its replica, which rejects this while it reconnects to the master."""
-    with anyio.fail_after(60):
+    with time_limit(60):
         while "role:master" not in await replication(replica):
             with suppress(ResponseError):
                 await cluster_command(replica, "FAILOVER")
@@ -296,7 +296,7 @@ async def test_redis_with_a_certificate_of_the_client(
             admin: Any = Redis(host="127.0.0.1", port=server.port, ssl=True, **trusted)
             async with admin:
                 await admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-                with anyio.fail_after(30):
+                with time_limit(30):
                     while "cluster_state:ok" not in str(
                         await admin.execute_command("CLUSTER", "INFO")
                     ):

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import hiredis
 import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
 
@@ -53,7 +53,7 @@ async def test_a_silent_port_is_an_error_within_the_timeout(connect: Any, scheme
     start = scheme if "://" in scheme else f"{scheme}://"
     with (
         silent_port() as port,
-        anyio.fail_after(20),
+        time_limit(20),
         pytest.raises(TransportError, match="cannot be reached"),
     ):
         async with connect(f"{start}127.0.0.1:{port}", **{option: 0.3}):
@@ -80,7 +80,7 @@ async def test_the_error_of_a_silent_redis_port_names_the_other_scheme(
     ],
 )
 async def test_a_missing_file_is_reported_at_once(connect: Any, url: str, field: str) -> None:
-    with anyio.fail_after(20), pytest.raises(TransportError, match=f"{field}: .*no file /a/file"):
+    with time_limit(20), pytest.raises(TransportError, match=f"{field}: .*no file /a/file"):
         async with connect(url, connect_timeout=60, **{field: "/a/file"}):
             pass
 
@@ -156,7 +156,7 @@ async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
             through.target = new.port
             await admin.replicaof("127.0.0.1", new.port)
             request = b'{"type":"call.requested"}'
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await near.enqueue("work", request, key="1", reply_to="", wait=5)
                 await received.wait()
 
@@ -173,7 +173,7 @@ async def test_a_client_leaves_a_redis_that_all_workers_have_left_for_the_new_ma
             await far.consume("work", SilentReceiver())
             through.target = new.port
             await admin.replicaof("127.0.0.1", new.port)
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert await near.enqueue("work", b"{}", key="1", reply_to="", wait=5)
 
 
@@ -186,7 +186,7 @@ async def test_a_client_that_starts_before_its_broker_connects(
 ) -> None:
     broker = server()
     try:
-        with anyio.fail_after(60):
+        with time_limit(60):
             async with asyncio.TaskGroup() as tasks:
                 connecting = tasks.create_task(_listening(connect(broker.url, connect_timeout=50)))
                 done, _ = await asyncio.wait({connecting}, timeout=0.2)
@@ -208,7 +208,7 @@ async def test_a_client_that_starts_while_a_master_is_replaced_connects() -> Non
             # The address leads to a replica for a moment.
             await admin.replicaof("127.0.0.1", new.port)
             url = f"redis://127.0.0.1:{through.port}"
-            with anyio.fail_after(60):
+            with time_limit(60):
                 async with asyncio.TaskGroup() as tasks:
                     starting = tasks.create_task(_listening(connect_redis(url, connect_timeout=50)))
                     done, _ = await asyncio.wait({starting}, timeout=0.3)
@@ -220,7 +220,7 @@ async def test_a_client_that_starts_while_a_master_is_replaced_connects() -> Non
 async def test_a_wrong_password_is_an_error_at_once() -> None:
     with running(RedisServer("--requirepass", "right")) as broker:
         url = f"redis://:wrong@127.0.0.1:{broker.port}"
-        with anyio.fail_after(20), pytest.raises(TransportError):
+        with time_limit(20), pytest.raises(TransportError):
             async with connect_redis(url, connect_timeout=60):
                 pass
 
@@ -241,7 +241,7 @@ async def test_an_error_names_the_address_without_a_server_and_what_to_do(
     connect: Any, url: str
 ) -> None:
     port, options = free_port(), {"connect_timeout": 2}
-    with anyio.fail_after(20), pytest.raises(TransportError) as caught:
+    with time_limit(20), pytest.raises(TransportError) as caught:
         async with connect(
             url.format(secret="SEKRIT", port=port),
             **({} if connect is connect_websocket else options),

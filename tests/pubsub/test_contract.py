@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import anyio
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World, cuttable
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
@@ -130,7 +130,7 @@ async def test_presence_is_known_without_replies_of_listeners(world: World) -> N
         await subscription.aclose()
         if world.name != "websocket":
             # The two ends have separate connections, so the question may reach the broker first.
-            with anyio.fail_after(30):
+            with time_limit(30):
                 while await near.is_present(box):
                     await asyncio.sleep(0.01)
 

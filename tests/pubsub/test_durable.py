@@ -8,7 +8,6 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import anyio
 import nats
 import pytest
 from nats.js.api import DiscardPolicy
@@ -17,6 +16,7 @@ from tests.calls.processes import worker_processes
 from tests.calls.shim import Shim
 from tests.calls.waiting import started, until
 from tests.calls.worlds import nats_world
+from tests.limits import time_limit
 from tests.pubsub.ledger import Ledger
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, proxy, running
@@ -71,7 +71,7 @@ async def test_a_request_waits_for_a_worker(jetstream: Broker) -> None:
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there),
         ):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert (await call).data == 3
             items = [item.data async for item in calls.subscribe("count.up", {"n": 100})]
             assert items == list(range(100))
@@ -111,7 +111,7 @@ async def test_requests_wait_for_a_worker_although_the_last_one_has_left(
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there),
         ):
-            with anyio.fail_after(40):
+            with time_limit(40):
                 assert [(await call).data for call in waiting] == ["written"] * 10
 
     assert len(started(path)) == 11
@@ -139,7 +139,7 @@ async def test_a_full_stream_is_an_error_that_may_be_retried(jetstream: Broker) 
         found = (await streams.stream_info("operations_durable")).config
         await streams.update_stream(found.evolve(max_msgs=1, discard=DiscardPolicy.NEW))
         waiting = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
-        with anyio.fail_after(30):
+        with time_limit(30):
             while not (await streams.stream_info("operations_durable")).state.messages:
                 await asyncio.sleep(0.01)
         with pytest.raises(CallError) as caught:
@@ -218,7 +218,7 @@ async def test_a_request_survives_a_restart_of_the_server(jetstream: Broker) -> 
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there),
         ):
-            with anyio.fail_after(40):
+            with time_limit(40):
                 assert (await call).data == 3
 
 
@@ -242,7 +242,7 @@ async def test_f4_a_worker_reads_a_durable_queue_as_soon_as_the_server_is_back(
         jetstream.kill()
         await until(lambda: not (here.is_connected or there.is_connected))
         jetstream.start()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=60)).data == 3
 
 
@@ -282,7 +282,7 @@ async def test_f21_a_request_without_a_waiting_caller_does_not_run(
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there) as worker,
         ):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await call
             assert not worker.jobs
 
@@ -303,7 +303,7 @@ async def test_the_age_of_a_request_is_measured_by_the_server(
         connect_nats(jetstream.url, durable=True) as there,
         serve_calls(build_registry(), there),
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=20)).data == 3
 
 
@@ -325,7 +325,7 @@ async def test_r34_deleted_streams_of_jetstream_are_created_again(
             else:
                 await admin.jetstream().delete_consumer("operations_durable", "workers_operations")
         for _ in range(10):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
@@ -346,7 +346,7 @@ async def test_r34_a_deleted_stream_that_others_watch_is_created_again(jetstream
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there),
         ):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert (await call).data == 3
 
 
@@ -363,7 +363,7 @@ async def test_a_stream_is_not_created_again_while_the_server_deletes_it(
         call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
         await made.next_msg(timeout=20)
         assert loop.time() - deleted_at >= pause
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert (await call).data == 3
 
 
@@ -375,7 +375,7 @@ async def test_a_request_that_jetstream_cannot_store_is_unavailable(jetstream: B
         jetstream.options = ()
         jetstream.start()
         await until(lambda: here.is_connected)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        with time_limit(20), pytest.raises(CallError) as caught:
             await calls.call("math.add", {"a": 1, "b": 2}, timeout=4)
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -516,7 +516,7 @@ async def test_mutations_that_wait_in_the_stream_are_not_lost(
         connect_nats(jetstream.url, durable=True) as here,
         PendingRequestMap(here, heartbeat=0.1) as calls,
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             results = await asyncio.gather(
                 *(
                     calls.call("slow.write", {"seconds": 0.4, "path": str(path)}, replayable=False)
@@ -539,7 +539,7 @@ async def test_a_durable_request_that_kills_every_worker_becomes_a_dead_letter(
         world.connect(durable=True) as here,
         PendingRequestMap(here, heartbeat=0.2) as calls,
     ):
-        with anyio.fail_after(140), pytest.raises(CallError) as caught:
+        with time_limit(140), pytest.raises(CallError) as caught:
             await calls.call("slow.crash", {"path": str(path)}, timeout=150)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         async with monitor_group(here) as monitor:
@@ -567,7 +567,7 @@ async def test_a_request_that_cannot_be_acknowledged_leaves_nothing_behind(
     async with connect_nats(jetstream.url, durable=True) as target:
         await target.consume("operations", Removing())
         await target.enqueue("operations", b"{}", key="1", reply_to="", wait=5)
-        with anyio.fail_after(30):
+        with time_limit(30):
             await removed.wait()
 
 
@@ -585,7 +585,7 @@ async def test_f15_no_message_stops_the_reader_of_a_durable_queue(
         await admin.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=note)
         await admin.flush()
         async with calling(jetstream.url) as calls:
-            with anyio.fail_after(30):
+            with time_limit(30):
                 await until(lambda: inboxes)
                 await admin.publish(inboxes[0], b"{}", reply=reply, headers={"Odd": "1"})
                 await admin.flush()
@@ -640,6 +640,6 @@ async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there),
         ):
-            with anyio.fail_after(60):
+            with time_limit(60):
                 results = await asyncio.gather(*pending)
     assert [each.data for each in results] == [1 + number for number in range(len(pending))]

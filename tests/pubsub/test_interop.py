@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.servers import Broker, RedisServer, running
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -45,7 +45,7 @@ WORKER = {"call.requested:", "call.credit:"}
 @pytest.mark.requirement("R50")
 async def test_a_topic_is_subscribed_once_and_released_when_its_last_listener_leaves() -> None:
     async with peer() as (url, controls, _), connect_websocket(url, interop=True) as target:
-        with anyio.fail_after(20):
+        with time_limit(20):
             first, second = PendingRequestMap(target), PendingRequestMap(target)
             await first.open()
             await second.open()
@@ -72,7 +72,7 @@ async def test_a_new_connection_subscribes_to_every_topic_once() -> None:
         connect_websocket(url, interop=True) as target,
         PendingRequestMap(target),
     ):
-        with anyio.fail_after(30):
+        with time_limit(30):
             await until(lambda: len(controls) == 4)
             controls.clear()
             await connections[0].close()
@@ -107,7 +107,7 @@ async def test_a_server_reads_a_long_subscription_of_its_client() -> None:
             connect_websocket(f"ws://127.0.0.1:{port}", interop=True) as target,
             serve_calls(registry, target),
         ):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await done.wait()
 
     assert received == list(range(count))
@@ -118,7 +118,7 @@ async def test_a_control_message_may_have_other_fields() -> None:
 
     async def attach(target: AcceptedTarget) -> None:
         async with PendingRequestMap(target):
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await target.wants("call.requested:")
             subscribed.set()
 
@@ -127,7 +127,7 @@ async def test_a_control_message_may_have_other_fields() -> None:
         async with connect(f"ws://127.0.0.1:{port}") as socket:
             payload = {"topic": "call.requested:", "requestId": 7}
             await socket.send(json.dumps({"type": "__subscribe", "payload": payload}))
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await subscribed.wait()
 
 
@@ -155,7 +155,7 @@ async def test_over_redis_a_missing_worker_is_reported_at_once(broker: Broker) -
         PendingRequestMap(near) as calls,
         PendingRequestMap(far),
     ):
-        with anyio.fail_after(20):
+        with time_limit(20):
             for _ in range(2):
                 with pytest.raises(CallError) as caught:
                     await calls.call("math.one")
@@ -176,7 +176,7 @@ async def test_over_redis_subscriptions_survive_a_new_connection(broker: Broker)
     ):
         assert (await calls.call("math.one")).data == 1
         await admin.link.request("CLIENT", "KILL", "TYPE", "pubsub")
-        with anyio.fail_after(40):
+        with time_limit(40):
             while True:
                 try:
                     assert (await calls.call("math.one", timeout=2)).data == 1
@@ -214,7 +214,7 @@ async def test_over_redis_a_request_runs_while_another_connection_is_restored(
             await redis.client_kill_filter(_id=commands)
             await until(lambda: not target.is_connected)
             await redis.publish("half:call.requested:", request)
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await ran.wait()
         finally:
             await redis.config_set("maxclients", 10_000)

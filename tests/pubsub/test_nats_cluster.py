@@ -9,9 +9,9 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any
 
-import anyio
 import nats
 import pytest
+from tests.limits import time_limit
 from tests.pubsub.ledger import Ledger
 from tests.servers import NatsCluster
 
@@ -33,7 +33,7 @@ def servers() -> Iterator[NatsCluster]:
 @pytest.fixture
 async def cluster(servers: NatsCluster) -> NatsCluster:
     """A cluster with all its nodes."""
-    with anyio.fail_after(90):
+    with time_limit(90):
         await servers.healthy()
     return servers
 
@@ -88,7 +88,7 @@ async def test_losing_the_leader_of_the_stream_loses_no_call(
                 await ledger.progress(200, seconds=90)
                 if monotonic() > end:
                     break
-                with anyio.fail_after(90):
+                with time_limit(90):
                     await cluster.healthy()
 
     ledger.check(failures=0)
@@ -113,7 +113,7 @@ async def test_calls_survive_a_rolling_restart_of_a_cluster(
             await durable.progress(20, seconds=90)
             await asyncio.to_thread(node.stop)
             await durable.progress(20, seconds=90)
-            with anyio.fail_after(90):
+            with time_limit(90):
                 await cluster.healthy()
 
     durable.check(failures=0)

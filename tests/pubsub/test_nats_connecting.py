@@ -11,7 +11,6 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.servers import Broker, NatsServer, free_port, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
@@ -70,7 +70,7 @@ async def test_r16_without_tls_at_the_server_nothing_is_sent_to_it(
     async with proxy(nats_server.port) as through:
         url = f"{scheme}://user:{SECRET}@127.0.0.1:{through.port}"
         with (
-            anyio.fail_after(20),
+            time_limit(20),
             pytest.raises(TransportError, match="does not support TLS") as caught,
         ):
             async with connect_nats(url, tls=tls):
@@ -130,7 +130,7 @@ async def test_the_end_of_a_connection_with_tls_is_logged_only_by_this_library(
 async def test_an_untrusted_certificate_ends_the_attempt(certificate: Path) -> None:
     with (
         running(secured(certificate)) as broker,
-        anyio.fail_after(20),
+        time_limit(20),
         pytest.raises(TransportError, match="if its authority is private, set ca_file"),
     ):
         async with connect_nats(f"tls://127.0.0.1:{broker.port}"):
@@ -143,7 +143,7 @@ async def test_an_untrusted_certificate_ends_the_attempt(certificate: Path) -> N
 async def test_a_rejected_login_fails_at_once(login: str) -> None:
     with (
         running(NatsServer("--user", "user", "--pass", SECRET)) as broker,
-        anyio.fail_after(20),
+        time_limit(20),
         pytest.raises(TransportError, match=r"Authorization Violation.*login") as caught,
     ):
         async with connect_nats(f"nats://{login}127.0.0.1:{broker.port}"):

@@ -4,10 +4,10 @@ import asyncio
 import signal
 import time
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
+from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, RedisServer, running
 
@@ -47,7 +47,7 @@ async def test_f6_a_server_that_stops_reading_is_detected_while_many_messages_wa
             server.process.send_signal(signal.SIGSTOP)
             # More than the socket takes, and more than may wait for it.
             sending = [asyncio.create_task(target.send(box, large)) for _ in range(6)]
-            with anyio.fail_after(30):
+            with time_limit(30):
                 await until(lambda: not target.link.up.is_set())
             server.process.send_signal(signal.SIGCONT)
             await asyncio.gather(*sending, return_exceptions=True)
@@ -90,7 +90,7 @@ async def test_a_client_sends_and_is_restored_although_a_reader_stays_broken() -
             # Its reader cannot reconnect, the others can.
             await admin.acl_setuser("default", enabled=True, reset_keys=True, keys=[kept])
             await admin.client_kill_filter(_type="normal", skipme=True)
-            with anyio.fail_after(30):
+            with time_limit(30):
                 await receiver.lost_again.wait()
                 assert isinstance(target, RedisTarget)
                 connections = target.connections

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 from tests.calls.waiting import until
+from tests.limits import scaled, time_limit
 from tests.proxies import running_proxy
 from tests.receivers import SilentReceiver
 from tests.servers import free_port
@@ -78,7 +78,7 @@ async def test_r48_a_client_that_is_disconnected_after_each_connect_backs_off() 
     async with serve_websocket(throw_out) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with connect_websocket(url):
-            await asyncio.wait_for(enough.wait(), 60)
+            await asyncio.wait_for(enough.wait(), scaled(60))
 
     # At random up to 0.05, 0.1, 0.2, 0.4 and then 0.6 s: a twelfth of that would be no growth at all.
     assert came[-1] - came[0] > 0.6
@@ -101,7 +101,7 @@ async def test_a_client_reconnects_to_a_server_that_announces_a_malformed_limit(
     async with serve(throw_out, "127.0.0.1", 0, process_response=announce) as server:
         port = server.sockets[0].getsockname()[1]
         async with connect_websocket(f"ws://127.0.0.1:{port}", max_bytes=1000) as target:
-            with anyio.fail_after(20):
+            with time_limit(20):
                 for _ in range(3):
                     await came.acquire()
 
@@ -121,7 +121,7 @@ async def test_a_peer_that_sends_and_leaves_before_anyone_listens_is_noticed() -
             f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ) as target:
             await target.send("peer", SMALL)
-        await asyncio.wait_for(noticed.wait(), 20)
+        await asyncio.wait_for(noticed.wait(), scaled(20))
 
 
 async def test_calls_of_a_large_frame_start_before_all_its_messages_are_read() -> None:
@@ -147,7 +147,7 @@ async def test_calls_of_a_large_frame_start_before_all_its_messages_are_read() -
             await peer.send(
                 b"\n".join([b'{"type":"call.responded","payload":{}}'] * 100), text=True
             )
-            await asyncio.wait_for(received.wait(), 20)
+            await asyncio.wait_for(received.wait(), scaled(20))
 
     assert order.index("start") < 50
 
@@ -187,7 +187,7 @@ async def test_messages_of_one_moment_arrive_if_one_end_has_a_low_limit(
         port = server.sockets[0].getsockname()[1]
         async with connect_websocket(f"ws://127.0.0.1:{port}", max_bytes=client_limit) as target:
             await asyncio.gather(*(target.send("peer", SMALL) for _ in range(16)))
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await complete.wait()
     assert arrived == [SMALL] * 16
 
@@ -196,7 +196,7 @@ async def test_messages_of_one_moment_arrive_if_one_end_has_a_low_limit(
 async def test_f7_a_peer_that_stops_reading_is_detected() -> None:
     async with reader(**KEEPALIVE) as (target, _):
         for body in (LARGE, SMALL):
-            with anyio.fail_after(20), pytest.raises(TransportError):
+            with time_limit(20), pytest.raises(TransportError):
                 await target.send("peer", body)
 
 
@@ -216,13 +216,13 @@ async def test_f7_a_peer_that_reads_slowly_is_kept() -> None:
             await asyncio.sleep(0.2)
         assert target.is_connected
         peer.transport.resume_reading()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert await peer.recv(decode=False) == body
             await sending
 
 
 async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with reader() as (target, _):
             waiting = [asyncio.create_task(target.send("peer", body)) for body in (LARGE, SMALL)]
             await asyncio.sleep(0)
@@ -315,7 +315,7 @@ async def test_messages_that_were_sent_arrive_before_the_connection_is_closed() 
         closing = asyncio.create_task(target.aclose())
         await asyncio.sleep(0)
         peer.transport.resume_reading()
-        with anyio.fail_after(20):
+        with time_limit(20):
             await closing
             assert await counting >= sent
 
@@ -334,7 +334,7 @@ async def test_a_message_whose_sender_stopped_waiting_for_space_is_not_stored() 
         last = asyncio.create_task(target.send("peer", SMALL))
         await asyncio.sleep(0)
         peer.transport.resume_reading()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert [await peer.recv(decode=False), await peer.recv(decode=False)] == [LARGE, SMALL]
             await asyncio.gather(filling, last)
 
@@ -366,13 +366,13 @@ async def test_waiting_messages_are_sent_in_order_except_those_of_cancelled_send
         assert remaining == references, "the message of a cancelled sender is not stored"
 
         other_peer.transport.resume_reading()
-        with anyio.fail_after(20):
+        with time_limit(20):
             await other.send("peer", SMALL)
             assert await other_peer.recv(decode=False) == SMALL, "other connections are not blocked"
 
         del bodies[-3]
         peer.transport.resume_reading()
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert await peer.recv(decode=False) == LARGE
             arrived: list[bytes] = []
             while len(arrived) < len(bodies):
@@ -388,7 +388,7 @@ async def test_waiting_messages_are_sent_in_order_except_those_of_cancelled_send
 async def test_a_message_to_a_peer_that_closes_fails_with_the_reason() -> None:
     async with reader() as (target, peer):
         closing = asyncio.create_task(peer.close(1001, "maintenance"))
-        with anyio.fail_after(20), pytest.raises(TransportError, match="maintenance"):
+        with time_limit(20), pytest.raises(TransportError, match="maintenance"):
             while True:
                 await target.send("peer", SMALL)
                 await asyncio.sleep(0)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import msgspec
 from starlette.types import ASGIApp, Message
+from tests.limits import time_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Client:
         async def send(message: Message) -> None:
             messages.append(message)
 
-        with anyio.fail_after(20):
+        with time_limit(20):
             await self.app(scope, receive, send)
         return Response(
             messages[0]["status"],

@@ -7,12 +7,12 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 from mcp import Client
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Mount
+from tests.limits import time_limit
 
 from operations import OperationRegistry
 from operations.calls import PendingRequestMap
@@ -45,7 +45,7 @@ async def tools_at(url: str) -> list[str]:
 async def test_an_app_with_everything_needs_no_assembly_and_starts_twice() -> None:
     app = create_app(registry(), mcp=True, console=True, websocket=True)
 
-    with anyio.fail_after(60):
+    with time_limit(60):
         for _ in range(2):
             async with running(app) as url:
                 assert await tools_at(f"{url}/mcp") == ["math__add"]
@@ -60,7 +60,7 @@ async def test_mcp_settings_are_used() -> None:
     settings = MCPServerSettings(names="dotted", instructions="Add numbers.")
     app = create_app(registry(), mcp=settings, timeout=7)
 
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with running(app) as url, Client(f"{url}/mcp") as client:
             assert client.instructions == "Add numbers."
             assert [tool.name for tool in (await client.list_tools()).tools] == ["math.add"]
@@ -78,7 +78,7 @@ async def test_an_app_works_when_it_is_mounted(framework: str, has_lifespan: boo
 
     site = mounted(framework, "/hub", app, lifespan)
 
-    with anyio.fail_after(60):
+    with time_limit(60):
         for _ in range(2):
             async with running(site) as url:
                 assert await tools_at(f"{url}/hub/mcp") == ["math__add"]
@@ -89,7 +89,7 @@ async def test_an_app_works_when_it_is_mounted(framework: str, has_lifespan: boo
 async def test_an_mcp_server_alone_works_when_it_is_mounted(framework: str, path: str) -> None:
     site = mounted(framework, path, to_mcp(registry()).asgi_app(path=None))
 
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with running(site) as url:
             assert await tools_at(f"{url}{path}/") == ["math__add"]
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import scaled, time_limit
 
 from operations import Identity, OperationRegistry
 from operations.server import APIKeys, Limits, create_app, hash_key
@@ -32,7 +32,7 @@ async def attacked(limits: Limits = LIMITS) -> AsyncGenerator[int]:
 
     keys = APIKeys({hash_key("key"): Identity("alice", ["run"])})
     app = create_app(registry, identity=keys, limits=limits, scopes_supported=["run"])
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with running(app) as url:
             port = int(url.rpartition(":")[2])
             yield port
@@ -47,7 +47,7 @@ async def exchange(port: int, sent: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)
-        return await asyncio.wait_for(reader.read(65536), 30)
+        return await asyncio.wait_for(reader.read(65536), scaled(30))
     except ConnectionError:
         return b""
     finally:
@@ -145,7 +145,7 @@ async def test_an_endless_chunked_body_is_cut_off() -> None:
             b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with anyio.fail_after(14), suppress(ConnectionError):
+        with time_limit(14), suppress(ConnectionError):
             # Either we read the rejection, or the connection is closed while we still write.
             while not reader.at_eof():
                 writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
@@ -176,7 +176,7 @@ async def test_idle_and_half_open_connections_block_no_client() -> None:
                 if number % 2:
                     writer.write(b"POST /test/run HTTP/1.1\r\nHost: loc")
                 writers.append(writer)
-            with anyio.fail_after(20):
+            with time_limit(20):
                 assert b"200 OK" in await exchange(port, request())
             assert ran == [""]
         finally:
@@ -193,7 +193,7 @@ async def test_a_request_head_has_a_time_limit(
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert await reader.read() == b""
         writer.close()
 
@@ -206,7 +206,7 @@ async def test_a_second_request_on_a_connection_is_not_waited_for_either(
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
-        with anyio.fail_after(20):
+        with time_limit(20):
             answer = await reader.read()
         writer.close()
 
@@ -219,7 +219,7 @@ async def test_an_endless_request_head_is_cut_off(target: str) -> None:
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {target} HTTP/1.1\r\n".encode())
-        with anyio.fail_after(14), suppress(ConnectionError):
+        with time_limit(14), suppress(ConnectionError):
             while not reader.at_eof():
                 writer.write(b"X-Filler: " + b"x" * 8000 + b"\r\n")
                 await writer.drain()

@@ -2,9 +2,9 @@
 
 import asyncio
 
-import anyio
 import pytest
 from starlette.requests import HTTPConnection
+from tests.limits import time_limit
 from tests.server.asgi import Client
 from tests.support import first_done
 
@@ -179,7 +179,7 @@ async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
     registry.operation("test.run", scopes=["run"])(_fine)
     callers = {"alice": Identity("alice", ["run"])}
     app = create_app(registry, websocket=True, resolve=callers.get, limits=UNFORGIVEN)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with (
             running(app) as url,
             connect_websocket(url.replace("http", "ws") + "/ws") as target,

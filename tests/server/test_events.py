@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
+from tests.limits import time_limit
 from tests.server.asgi import Client
 from tests.server.sse import events_of
 
@@ -90,7 +90,7 @@ async def test_items_arrive_at_once_and_the_end_is_an_event() -> None:
         await step.wait()
         yield [1]
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with streaming(serving(items)) as response:
             events = events_of(response)
             first = await anext(events)
@@ -108,7 +108,7 @@ async def test_changes_of_an_item_are_comments_and_reach_an_importer() -> None:
         yield {"id": 2}
 
     app = serving(items, output_schema={"properties": {"id": {}}, "additionalProperties": False})
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(app) as url:
             async with aiohttp.ClientSession() as session:
                 address = f"{url}/test/items"
@@ -146,7 +146,7 @@ async def test_items_of_text_and_bytes_are_restored_by_an_importer() -> None:
         for item in ("AP8=", b"\0\xff", None, 1):
             yield item
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(create_app(registry)) as url:
             config = HTTPServiceConfig(namespace="s", restore=True)
             async with await from_openapi_url(f"{url}/openapi.json", config) as service:
@@ -161,7 +161,7 @@ async def test_the_head_comes_before_the_first_item() -> None:
         await asyncio.Event().wait()
         yield 1
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with streaming(serving(items)) as response:
             assert response.status == 200
 
@@ -206,12 +206,12 @@ async def test_an_error_at_once_is_a_status() -> None:
 async def test_the_handler_ends_when_the_client_leaves_a_stream() -> None:
     handler = Watched()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(serving(handler)) as url, aiohttp.ClientSession() as session:
             response = await session.get(f"{url}/test/items")
             await anext(events_of(response))
             response.close()
-            with anyio.fail_after(20):
+            with time_limit(20):
                 await handler.ended.wait()
 
 
@@ -229,7 +229,7 @@ async def test_the_handler_ends_when_the_client_leaves_a_call() -> None:
             ended.set()
 
     app = create_app(registry)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             for path, body in (
                 ("/test/wait", None),
@@ -241,7 +241,7 @@ async def test_the_handler_ends_when_the_client_leaves_a_call() -> None:
                 request = asyncio.create_task(session.post(url + path, json=body))
                 await began.wait()
                 request.cancel()
-                with anyio.fail_after(20):
+                with time_limit(20):
                     await ended.wait()
             async with session.get(f"{url}/healthz") as response:
                 assert response.status == 200
@@ -261,7 +261,7 @@ async def test_a_handler_that_never_awaits_blocks_no_other_call() -> None:
         finally:
             ended.set()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(serving(flood)) as url, aiohttp.ClientSession() as session:
             response = await session.get(f"{url}/test/items")
             async with session.get(f"{url}/healthz") as health:
@@ -284,7 +284,7 @@ async def test_a_slow_client_slows_the_handler() -> None:
         finally:
             ended.set()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(serving(items)) as url, aiohttp.ClientSession() as session:
             response = await session.get(f"{url}/test/items")
             last = -1
@@ -301,7 +301,7 @@ async def test_a_slow_client_slows_the_handler() -> None:
 async def test_idle_streams_send_comments() -> None:
     app = serving(Watched(), heartbeat=0.02)
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with streaming(app) as response:
             text = b""
             while b": alive\n\n: alive\n\n" not in text:
@@ -364,7 +364,7 @@ async def test_streams_are_bounded_for_each_caller() -> None:
     handler = Watched()
     app = serving(handler, limits=Limits(streams_per_caller=2))
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             opened = [await session.get(f"{url}/test/items") for _ in range(2)]
             async with session.get(f"{url}/test/items") as refused:
@@ -381,7 +381,7 @@ async def test_streams_are_bounded_for_each_caller() -> None:
 async def test_many_streams_leave_nothing_behind() -> None:
     app = serving(Watched())
 
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(app) as url:
             before = len(asyncio.all_tasks())
             connector = aiohttp.TCPConnector(limit=0)

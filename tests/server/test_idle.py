@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import pytest
+from tests.limits import scaled, time_limit
 
 COUNT = 10_000
 SPARE = 200
@@ -51,7 +51,7 @@ async def answer(port: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
     writer.write(b"POST /test/run HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     try:
-        return await asyncio.wait_for(reader.read(), 60)
+        return await asyncio.wait_for(reader.read(), scaled(60))
     finally:
         writer.close()
 
@@ -63,7 +63,7 @@ async def test_ten_thousand_idle_connections_block_no_client_and_are_closed() ->
     if most != resource.RLIM_INFINITY and most < COUNT + SPARE:
         pytest.skip(f"a process may open {most} files here, fewer than {COUNT + SPARE}")
 
-    with anyio.fail_after(200):
+    with time_limit(200):
         async with started("serve") as server:
             port = await line(server)
             assert b"200 OK" in await answer(port)

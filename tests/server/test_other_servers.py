@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 import uvicorn
+from tests.limits import time_limit
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -41,7 +41,7 @@ async def plain_uvicorn(**options: Any) -> AsyncGenerator[tuple[int, list[str]]]
         config = uvicorn.Config(app, log_config=None, **options)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve([listener]))
-        with anyio.fail_after(20):
+        with time_limit(20):
             while not server.started:
                 await asyncio.sleep(0.01)
             try:

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import anyio
 import pytest
 from starlette.requests import HTTPConnection
+from tests.limits import time_limit
 
 from operations import Identity, OperationRegistry
 from operations.server import Limits, create_app
@@ -46,7 +46,7 @@ async def test_trailers_never_become_headers() -> None:
     async with serving() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CHUNKED + b"2\r\n{}\r\n0\r\n" + forged + b"\r\n")
-        with anyio.fail_after(20):
+        with time_limit(20):
             status = await reader.readline()
         writer.close()
 
@@ -64,7 +64,7 @@ async def test_a_flood_of_trailers_ends_the_connection(flood: bytes) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CHUNKED + b"2\r\n{}\r\n0\r\n")
         sent = 0
-        with anyio.fail_after(20), pytest.raises(ConnectionError):
+        with time_limit(20), pytest.raises(ConnectionError):
             while True:
                 writer.write(flood * (16_000 // len(flood)))
                 await writer.drain()
@@ -82,7 +82,7 @@ async def test_an_unread_body_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) 
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         # The path does not exist: the response is sent at once, and the body ignored.
         writer.write(b"POST /no/such HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n")
-        with anyio.fail_after(20):
+        with time_limit(20):
             assert b" 404 " in await reader.readline()
             writer.write(b"x")
             # If the time has passed, the last byte resets the connection.
@@ -100,7 +100,7 @@ async def test_unread_responses_are_limited_and_hold_their_slots() -> None:
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
         for _, writer in connections:
             writer.write(request)
-        with anyio.fail_after(20):
+        with time_limit(20):
             heads = [await reader.readline() for reader, _ in connections]
 
             assert sorted(head.split()[1] for head in heads) == [b"200"] * 2 + [b"429"] * 4
@@ -120,7 +120,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b'{"size": 20000000}'
         writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        with anyio.fail_after(20):
+        with time_limit(20):
             while not front.output.total:
                 await asyncio.sleep(0.01)
             while front.output.total or front.calls.total:

@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.hub.test_the_file_covers_the_product import make_certificate
+from tests.limits import time_limit
 
 from operations.server.protocol import HTTPProtocol
 from operations.server.running import running
@@ -64,7 +64,7 @@ async def exchange(app: ASGIApp, *sent: bytes) -> bytes:
     """Return all that a server sends until it closes the connection."""
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(14):
+        with time_limit(14):
             for piece in sent:
                 writer.write(piece)
                 await writer.drain()
@@ -116,7 +116,7 @@ async def test_a_client_that_waits_for_permission_gets_it_once() -> None:
 
     async with serving(echo) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(14):
+        with time_limit(14):
             writer.write(head + b"Content-Length: 2\r\n\r\n")
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(b"ok")
@@ -139,7 +139,7 @@ async def test_a_response_without_a_length_is_chunked_and_its_head_is_sent_at_on
 
     async with serving(stream) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(14):
+        with time_limit(14):
             writer.write(CLOSE % b"")
             head = await reader.readuntil(b"\r\n\r\n")
             release.set()
@@ -329,7 +329,7 @@ async def test_a_malformed_rest_of_a_body_gets_no_second_response() -> None:
 
     async with serving(early) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(14):
+        with time_limit(14):
             writer.write(
                 b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             )
@@ -387,7 +387,7 @@ async def test_a_connection_ends_soon_after_an_early_response(
     certificate, key = str(tmp_path / "server.pem"), str(tmp_path / "key.pem")
     tls = ssl.create_default_context(cafile=certificate)
     app = Starlette(routes=[Mount("/", early)])
-    with anyio.fail_after(14):
+    with time_limit(14):
         async with running(app, certificate=certificate, certificate_key=key) as url:
             port = int(url.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
@@ -413,7 +413,7 @@ async def test_no_pipelined_request_is_served_after_the_last_response() -> None:
         await send(part(b"last"))
 
     post = b"POST /b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
-    with anyio.fail_after(14):
+    with time_limit(14):
         async with serving(last) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(GET % b"a" + post + bytes(5))
@@ -437,7 +437,7 @@ async def test_the_rest_of_a_body_is_not_read_for_long(monkeypatch: pytest.Monke
     async with serving(early) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n")
-        with anyio.fail_after(14), pytest.raises(ConnectionError):
+        with time_limit(14), pytest.raises(ConnectionError):
             while True:
                 writer.write(bytes(1000))
                 await writer.drain()
@@ -461,7 +461,7 @@ async def test_the_rest_of_a_body_does_not_delay_a_shutdown(
     monkeypatch.setattr("operations.server.protocol.LINGER_SECONDS", 2)
     monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 600)
     monkeypatch.setattr("operations.server.running.GRACE", 600)
-    with anyio.fail_after(14):
+    with time_limit(14):
         async with serving(early) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(GET % b"a")
@@ -500,7 +500,7 @@ async def test_a_request_sees_no_context_variables_of_the_one_before(size: int) 
 
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(14):
+        with time_limit(14):
             head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
             writer.write(head + b"x" * size)
             if size:
@@ -568,7 +568,7 @@ async def test_a_large_head_that_arrives_at_once_is_rejected(before: bytes) -> N
 
     async with serving(echo) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        with anyio.fail_after(14):
+        with time_limit(14):
             # One write, which the server reads at once.
             writer.write(before + head)
             received = await reader.read()
@@ -585,7 +585,7 @@ async def test_a_head_that_begins_behind_a_body_is_counted_from_its_start() -> N
 
     async with serving(echo) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        with anyio.fail_after(10):
+        with time_limit(10):
             writer.write(post)
             await writer.drain()
             # One write, which the server reads at once.
@@ -636,7 +636,7 @@ async def test_nothing_is_sent_before_the_response_to_a_handshake(*, is_later: b
 
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(14):
+        with time_limit(14):
             writer.write(HANDSHAKE % b"" + (b"" if is_later else PING))
             await began.wait()
             if is_later:
@@ -670,7 +670,7 @@ async def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CLOSE % b"")
-        with anyio.fail_after(20):
+        with time_limit(20):
             await lost.wait()
         writer.close()
 
@@ -711,7 +711,7 @@ async def test_an_application_learns_that_its_client_has_disconnected(pipelined:
 
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(20):
+        with time_limit(20):
             writer.write((GET % b"") * (1 + pipelined))
             await began.wait()
             writer.close()
@@ -735,7 +735,7 @@ async def test_a_connection_that_is_reset_during_a_large_response_is_not_logged(
             await send(part(b""))
         ended.set()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with serving(large) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(HANDSHAKE % b"" if is_websocket else GET % b"")
@@ -778,7 +778,7 @@ async def test_a_request_that_crosses_a_shutdown_gets_its_response(
             port.set_result(found)
             await stop.wait()
 
-    with anyio.fail_after(40):
+    with time_limit(40):
         server = asyncio.create_task(serve())
         reader, writer = await asyncio.open_connection("127.0.0.1", await port)
         writer.write(before)

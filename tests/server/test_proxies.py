@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anyio
 import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.requests import HTTPConnection
 from tests.hub.test_the_file_covers_the_product import make_certificate
+from tests.limits import time_limit
 from tests.server.sse import events_of
 from tests.servers import BIN, free_port, wait_for_port
 
@@ -174,7 +174,7 @@ def build_registry(world: World) -> OperationRegistry:
 
 @on_each
 async def test_calls_sockets_and_mcp_work_below_a_prefix(kind: str, tmp_path: Path) -> None:
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with (
             behind(kind, tmp_path) as world,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=world.trusting)) as session,
@@ -219,7 +219,7 @@ async def test_events_arrive_when_they_are_sent(
     kind: str, is_compressed: bool, tmp_path: Path
 ) -> None:
     """HAProxy would send the end of a compressed event with the next one."""
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with (
             behind(kind, tmp_path, COMPRESS[kind] if is_compressed else "") as world,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=world.trusting)) as session,
@@ -229,7 +229,7 @@ async def test_events_arrive_when_they_are_sent(
         ):
             events = events_of(response)
             # Before the next heartbeat, which would also send the rest of the first event.
-            with anyio.fail_after(10):
+            with time_limit(10):
                 assert (await anext(events)).json == 1
             world.go_on.set()
             assert [(e.event, e.json) async for e in events] == [("message", 2), ("complete", {})]
@@ -240,7 +240,7 @@ async def test_a_short_heartbeat_keeps_quiet_streams_and_sockets_open(
     kind: str, tmp_path: Path
 ) -> None:
     request = {"requestId": "r1", "operationId": "test.size", "input": {"text": "abc"}}
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with (
             behind(kind, tmp_path, idle="2s", heartbeat=0.5) as world,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=world.trusting)) as session,
@@ -262,7 +262,7 @@ async def test_a_short_heartbeat_keeps_quiet_streams_and_sockets_open(
 @on_each
 async def test_calls_and_streams_stop_with_their_callers(kind: str, tmp_path: Path) -> None:
     """A proxy notices only the end of a connection, not the end of TLS that a client announces before."""
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with behind(kind, tmp_path) as world, AsyncExitStack() as stack:
             registry = await stack.enter_async_context(OperationRegistry())
             authority = tmp_path / "server.pem"
@@ -304,7 +304,7 @@ async def test_a_stopped_server_neither_fails_nor_delays_requests(
     async with server() as staying, AsyncExitStack() as stack:
         leaving = await stack.enter_async_context(server())
         recipe = recipe_of(kind, tmp_path, port, staying, leaving)
-        with proxy(kind, recipe, tmp_path, port), anyio.fail_after(20):
+        with proxy(kind, recipe, tmp_path, port), time_limit(20):
             connector = aiohttp.TCPConnector(ssl=trusting)
             async with aiohttp.ClientSession(connector=connector) as session:
 
@@ -315,7 +315,7 @@ async def test_a_stopped_server_neither_fails_nor_delays_requests(
                 assert await asyncio.gather(*[call() for _ in range(20)]) == [200] * 20
                 await stack.aclose()
                 # HAProxy would try the stopped server three times, after a second each.
-                with anyio.fail_after(2.5):
+                with time_limit(2.5):
                     statuses = await asyncio.gather(*[call() for _ in range(20)])
                 assert statuses == [200] * 20
 

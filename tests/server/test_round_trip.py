@@ -4,10 +4,10 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.limits import time_limit
 
 from operations import (
     CallError,
@@ -95,7 +95,7 @@ async def test_a_served_registry_is_imported_with_equal_specs_and_results(
     served: list[Operation], values: list[Any]
 ) -> None:
     there = OperationRegistry(served)
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(create_app(there)) as url, OperationRegistry() as here:
             settings = config.HTTPServiceConfig(namespace="x", base_url=url, restore=True)
             here.register_all(importing.from_openapi(to_openapi(there), settings))

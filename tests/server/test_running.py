@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 from mcp import Client as MCPClient
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.client.subscriptions import listen as listen_for
+from tests.limits import time_limit
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
 from operations import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
@@ -69,7 +69,7 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
         await release.wait()
         return "finished"
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with aiohttp.ClientSession() as session:
             async with running(create_app(registry, resources=[resource()])) as url:
                 assert steps == ["opened"]
@@ -97,7 +97,7 @@ async def test_streams_without_a_call_do_not_delay_a_shutdown(
                         pass
             lost.set()
 
-    with anyio.fail_after(40):
+    with time_limit(40):
         async with aiohttp.ClientSession(headers=MCP_HEADERS) as client:
             async with running(app) as url:
                 async with client.post(f"{url}/mcp", json=INITIALIZE) as response:
@@ -118,7 +118,7 @@ async def test_a_subscription_that_outlives_the_grace_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(running_module, "GRACE", 0.2)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with aiohttp.ClientSession() as client:
             async with running(create_app(_watched())) as url:
                 response = await client.post(f"{url}/test/watch")
@@ -130,7 +130,7 @@ async def test_a_subscription_that_can_be_resumed_does_not_delay_a_shutdown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(running_module, "GRACE", 60)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with aiohttp.ClientSession() as client:
             async with running(create_app(_watched(meta={"resume": {"id": ""}}))) as url:
                 response = await client.get(f"{url}/test/watch")
@@ -147,7 +147,7 @@ async def test_a_server_with_its_own_loop_shuts_down_as_gracefully(
     monkeypatch.setattr(running_module, "GRACE", 0.2)
     server = build_server(create_app(_watched()))
 
-    with anyio.fail_after(20), listen(ListenConfig()) as listener:
+    with time_limit(20), listen(ListenConfig()) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as client:
             serving = asyncio.create_task(server.serve([listener]))
@@ -183,7 +183,7 @@ async def test_f25_a_call_over_http_that_outlives_the_grace_ends_with_an_error(
         },
     }
     app = create_app(registry, mcp=MCPServerSettings(stateless=True))
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with aiohttp.ClientSession(headers=MCP_HEADERS) as client:
             async with running(app) as url:
                 call = asyncio.create_task(client.post(url + path, json=bodies[path]))
@@ -246,7 +246,7 @@ async def test_a_call_over_a_websocket_may_finish(monkeypatch: pytest.MonkeyPatc
         finally:
             release.set()
 
-    with anyio.fail_after(40):
+    with time_limit(40):
         async with _call_over_websocket(began, release) as (calls, call):
             refused = asyncio.create_task(call_again(calls))
         assert (await call).data == "finished"
@@ -260,7 +260,7 @@ async def test_a_call_over_a_websocket_that_outlives_the_grace_ends_with_an_erro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(running_module, "GRACE", 0.2)
-    with anyio.fail_after(20), pytest.raises(CallError, match="the worker stops") as caught:
+    with time_limit(20), pytest.raises(CallError, match="the worker stops") as caught:
         async with _call_over_websocket(asyncio.Event(), asyncio.Event()) as (_, call):
             pass
         await call
@@ -303,7 +303,7 @@ async def test_a_server_that_shuts_down_answers_probes_until_its_calls_are_finis
         ):
             return response.status, await response.json()
 
-    with anyio.fail_after(20):
+    with time_limit(20):
         serving = asyncio.create_task(serve())
         under_way = asyncio.create_task(call("POST", "/test/run"))
         await began.wait()
@@ -407,7 +407,7 @@ def _peer_of(address: tuple[str, int]) -> socket.socket:
 
 
 async def test_an_unused_connection_is_closed_after_the_time_in_the_config() -> None:
-    with anyio.fail_after(30):
+    with time_limit(30):
         async with running(create_app(OperationRegistry()), keep_alive=1) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -440,7 +440,7 @@ async def test_a_server_at_its_limit_of_open_files_warns_once_and_recovers() -> 
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        with anyio.fail_after(50):
+        with time_limit(50):
             url = (await process.stdout.readline()).decode().strip()
             port = int(url.rpartition(":")[2])
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]

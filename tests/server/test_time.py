@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
-import anyio
 import pytest
 import uvloop
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tests.limits import scaled, time_limit
 from tests.mcp_serving.support import MODERN_META, modern_headers
 
 from operations import OperationContext, OperationRegistry
@@ -27,13 +27,13 @@ Serving = tuple[str, aiohttp.ClientSession]
 @asynccontextmanager
 async def serving(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Serving]:
     app = create_app(registry, **options)
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             yield url, session
 
 
 async def wait_for(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
+    with time_limit(20):
         while not is_so():
             await asyncio.sleep(0.005)
 
@@ -350,7 +350,7 @@ async def test_a_request_that_an_outer_application_cancels_ends_without_a_respon
     }  # fmt: skip
     async with app.router.lifespan_context(app):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(10) as outer:
+            async with asyncio.timeout(scaled(10)) as outer:
                 serving = asyncio.create_task(started.wait())
                 serving.add_done_callback(lambda _: outer.reschedule(0))
                 await app(scope, receive, send)
@@ -382,7 +382,7 @@ async def test_a_time_limit_of_middleware_ends_a_request_as_its_own() -> None:
                 await self._app(scope, receive, send)
                 return
             try:
-                async with asyncio.timeout(10) as limit:
+                async with asyncio.timeout(scaled(10)) as limit:
                     begun = asyncio.create_task(started.wait())
                     begun.add_done_callback(lambda _: limit.reschedule(0))
                     await self._app(scope, receive, send)
@@ -393,7 +393,7 @@ async def test_a_time_limit_of_middleware_ends_a_request_as_its_own() -> None:
     app = create_app(registry, mcp=True)
     app.add_middleware(Limiting)
     tool = {"name": "test__wait", "arguments": {}, "_meta": MODERN_META}
-    with anyio.fail_after(20):
+    with time_limit(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             async with session.get(f"{url}/test/wait") as response:
                 called = response.status, await response.text()
@@ -424,6 +424,6 @@ async def test_a_request_is_watched_in_its_own_context() -> None:
             await asyncio.Event().wait()
         timeout.stop()
 
-    with anyio.fail_after(5):
+    with time_limit(5):
         await asyncio.gather(request("one"), request("two"))
     assert [seen.get_nowait() for _ in "12"] == ["one", "two"]
