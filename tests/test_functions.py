@@ -155,7 +155,7 @@ async def test_a_function_that_returns_an_awaitable_keeps_its_result_type() -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "x"}, "there is no option 'name'. Options are access, calls, description"),
+        ({"name": "x"}, "there is no option 'name'. Options are access, authority, calls"),
         ({"type": "read"}, "type must be one of query, mutation, subscription"),
         ({"timeout": "5s"}, "timeout must be a positive number, not '5s'"),
         ({"version": 2}, "version must be of type str, not 2"),

@@ -7,9 +7,20 @@ import pytest
 from mcp import Client
 from tests.mcp_serving.support import ERAS
 
-from operations import CallError, OperationContext, OperationRegistry, Schema
+from operations import (
+    CallError,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    Schema,
+)
 from operations._pipeline.lenient import convert_input
-from operations.mcp import to_mcp
+from operations.calls.remote import RemoteConfig
+from operations.mcp import MCPClientConfig, to_mcp
+from operations.openapi import HTTPServiceConfig
+from operations.tools import ToolConfig, configure_tools
 
 LENIENT = OperationContext(lenient=True)
 
@@ -193,3 +204,91 @@ async def test_input_of_mcp_callers_is_lenient_by_default(era: Any) -> None:
     assert "changes" not in second["envelope"]["meta"]
     assert counted.structured_content["items"] == [0, 1, 2]
     assert refused.is_error
+
+
+def build_policies(**options: Any) -> tuple[OperationRegistry, list[Any]]:
+    """Return a registry with one operation that takes an integer, and the inputs that its handler receives."""
+    registry, seen = OperationRegistry(), list[Any]()
+
+    async def handler(input: Any, context: OperationContext) -> Any:
+        seen.append(input)
+
+    schema = Schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    spec = OperationSpec(
+        name="take", namespace="test", type=OperationType.QUERY, input_schema=schema
+    )
+    registry.register(Operation(spec, handler, **options))
+    return registry, seen
+
+
+MODEL, PROGRAM = LENIENT, OperationContext()
+
+
+@pytest.mark.requirement("R27")
+@pytest.mark.parametrize(
+    ("policy", "context", "converts"),
+    [
+        (None, MODEL, True),
+        (None, PROGRAM, False),
+        ("convert", MODEL, True),
+        ("convert", PROGRAM, True),
+        ("strict", MODEL, False),
+        ("strict", PROGRAM, False),
+    ],
+)
+@pytest.mark.parametrize("is_tool", [False, True])
+async def test_the_input_policy_decides_for_every_caller(
+    policy: Any, context: OperationContext, converts: bool, is_tool: bool
+) -> None:
+    registry, seen = build_policies(input=None if is_tool else policy)
+    if is_tool:
+        # The second operation runs inside another, with a plan of its own.
+        configure_tools(registry, {"test.*": ToolConfig(input=policy, concurrency=9)})
+    if converts:
+        envelope = await registry.execute("test.take", {"n": "5"}, context)
+        assert [change.kind for change in envelope.meta.changes] == ["input"]
+        assert seen == [{"n": 5}]
+    else:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("test.take", {"n": "5"}, context)
+        assert caught.value.code == "VALIDATION_ERROR"
+        assert seen == []
+
+
+@pytest.mark.requirement("R27", "R28")
+@pytest.mark.parametrize("is_tool", [False, True])
+async def test_with_the_input_policy_off_only_json_is_required(is_tool: bool) -> None:
+    registry, seen = build_policies(input=None if is_tool else "off")
+    if is_tool:
+        configure_tools(registry, {"test.*": ToolConfig(input="off", concurrency=9)})
+    for sent in ({"n": "five", "m": [1]}, None, 3):
+        envelope = await registry.execute("test.take", sent)
+        assert envelope.meta.changes == ()
+    for invalid in ({"n": float("nan")}, {"n": "\ud800"}, {"n": object()}):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("test.take", invalid)
+        assert caught.value.code == "VALIDATION_ERROR"
+    assert seen == [{"n": "five", "m": [1]}, {}, 3]
+
+
+async def test_a_function_can_have_an_input_policy() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.double", type="query", input="convert")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    assert (await registry.execute("test.double", {"number": "5"})).data == 10
+
+
+async def test_the_configurations_of_sources_have_an_input_policy() -> None:
+    """R27: as `output`, for operations of APIs, MCP servers and workers."""
+    for build in (
+        lambda policy: HTTPServiceConfig(namespace="a", input=policy),
+        lambda policy: MCPClientConfig(url="https://a.example", input=policy),
+        lambda policy: RemoteConfig(input=policy),
+        lambda policy: ToolConfig(input=policy),
+    ):
+        assert build("convert").input == "convert"
+        with pytest.raises(ValueError, match="input must be one of strict, convert, off"):
+            build("converts")

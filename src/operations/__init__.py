@@ -58,6 +58,7 @@ from operations.schema import (
 )
 from operations.specs import (
     ErrorDefinition,
+    InputPolicy,
     Operation,
     OperationHandler,
     OperationSpec,
@@ -114,6 +115,7 @@ __all__ = [
     "HTTPResponseMeta",
     "Identity",
     "ImageContent",
+    "InputPolicy",
     "LocalResponseMeta",
     "MCPAnnotations",
     "MCPContentBlock",

@@ -33,7 +33,7 @@ from operations._proxies import ConnectionConfig
 from operations._text import enforce_lists, names_a_secret, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken, TokenFunction
-from operations.specs import OperationSpec, OutputPolicy, enforce_policy
+from operations.specs import InputPolicy, OperationSpec, OutputPolicy, enforce_policy
 from operations.types import Count, JSONObject, Seconds
 
 logger = logging.getLogger("operations.mcp")
@@ -199,6 +199,9 @@ class MCPClientConfig(ConnectionConfig):
     output: OutputPolicy | None = None
     """The output policy of these operations; None for the policy of the registry."""
 
+    input: InputPolicy | None = None
+    """The input policy of these operations; None: `convert` for callers that are models, `strict` for all others."""
+
     pin: PinPolicy = "warn"
     """The reaction to a changed tool definition: `off`, `warn` (report it) or `strict` (also reject calls until you
     accept it)."""
@@ -240,7 +243,7 @@ class MCPClientConfig(ConnectionConfig):
             secrets=self.secrets,
             allowed_hosts=self.allowed_hosts,
         )
-        enforce_policy(self.output)
+        enforce_policy(self.output, self.input)
         if self.auth == "oauth":
             object.__setattr__(self, "auth", None)
             object.__setattr__(self, "login", self.login or OAuthLogin())

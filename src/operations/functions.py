@@ -19,7 +19,14 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import RegistrationError
 from operations.schema import Signature, signature_of
-from operations.specs import ErrorDefinition, Operation, OperationSpec, OperationType, OutputPolicy
+from operations.specs import (
+    ErrorDefinition,
+    InputPolicy,
+    Operation,
+    OperationSpec,
+    OperationType,
+    OutputPolicy,
+)
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
@@ -62,6 +69,9 @@ class OperationOptions(TypedDict, total=False):
 
     output: OutputPolicy
     """The output policy: how results are normalised."""
+
+    input: InputPolicy
+    """The input policy: how input that does not match its schema is handled."""
 
     timeout: float
     """Seconds that a query or mutation may take. A caller can set a shorter limit, but not a longer one. Replaces the
@@ -193,6 +203,7 @@ def _read_operation(
         calls=options.get("calls"),
         signature=signature,
         reader=reader if reader.is_typed else None,
+        input=options.get("input"),
     )
 
 

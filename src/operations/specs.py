@@ -71,19 +71,28 @@ OutputPolicy: TypeAlias = Literal["cast", "keep", "create", "warn", "strict", "o
 - `off`: change and check nothing
 """
 
-_POLICIES: tuple[str, ...] = get_args(OutputPolicy)
+InputPolicy: TypeAlias = Literal["strict", "convert", "off"]
+"""How input that does not match its schema is handled, for every caller:
+
+- `strict`: reject it
+- `convert`: convert it if nothing is lost, such as `"5"` to 5, and report it in `meta.changes`; reject other input
+- `off`: accept it; only data that is not JSON is rejected
+"""
+
+_OUTPUT: tuple[str, ...] = get_args(OutputPolicy)
+_INPUT: tuple[str, ...] = get_args(InputPolicy)
 
 
-def enforce_policy(output: OutputPolicy | None) -> None:
-    """Raise an error for an unknown output policy; None stands for the policy of the registry.
+def enforce_policy(output: OutputPolicy | None, input: InputPolicy | None = None) -> None:
+    """Raise an error for an unknown policy; None stands for the default.
 
     Raises:
         ValueError: If it is unknown; the message lists the policies.
     """
-    if output is None or output in _POLICIES:
-        return
-    hint = suggestion(str(output), _POLICIES)
-    raise ValueError(f"output must be one of {', '.join(_POLICIES)}, not {output!r}.{hint}")
+    for key, policy, known in (("output", output, _OUTPUT), ("input", input, _INPUT)):
+        if policy is not None and policy not in known:
+            hint = suggestion(str(policy), known)
+            raise ValueError(f"{key} must be one of {', '.join(known)}, not {policy!r}.{hint}")
 
 
 UNKNOWN = Schema({})
@@ -514,10 +523,13 @@ class Operation(msgspec.Struct, frozen=True):
     source_instructions: str = ""
     """The instructions for models that the source of an imported operation provides."""
 
+    input: InputPolicy | None = None
+    """The input policy; None: `convert` for callers that are models (MCP, toolboxes), `strict` for all others."""
+
     def __post_init__(self) -> None:
         # Skip the checks below if none is needed: importers create thousands of operations.
-        if self.output is not None:
-            enforce_policy(self.output)
+        if self.output is not None or self.input is not None:
+            enforce_policy(self.output, self.input)
         if self.calls is not None:
             enforce_lists(calls=self.calls)
         limit = cast("object", self.timeout)

@@ -41,6 +41,7 @@ from operations.result_pages import MIN_PAGE, NEXT, ResultPages, next_operation,
 from operations.specs import (
     UNKNOWN,
     ApprovalRule,
+    InputPolicy,
     Operation,
     OperationType,
     OutputPolicy,
@@ -114,6 +115,9 @@ class ToolConfig:
     output: OutputPolicy | None = None
     """How results are normalised."""
 
+    input: InputPolicy | None = None
+    """How input that does not match its schema is handled."""
+
     timeout: Seconds | None = None
     """The time limit of a query or mutation in seconds, instead of the entry point's default, unless the caller's
     deadline is earlier. The timer stops while a person answers a question, and restarts with each progress report."""
@@ -147,7 +151,7 @@ class ToolConfig:
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
-        enforce_policy(self.output)
+        enforce_policy(self.output, self.input)
         if self.rename is not None and not all(self.rename.partition(".")):
             raise ValueError("rename must be a whole id, namespace.name")
         for pointer in self.select or ():
@@ -275,10 +279,15 @@ def _configured(
         spec = with_fields(spec, namespace=namespace, name=name)
     if config.authority:
         spec = with_fields(spec, authority=True)
-    output = config.output or operation.output
+    policies = {
+        "output": config.output or operation.output,
+        "input": config.input or operation.input,
+    }
     # Access has been checked before this runs.
     inner = with_fields(
-        operation, spec=with_fields(spec, access_control=AccessControl()), output=output
+        operation,
+        spec=with_fields(spec, access_control=AccessControl()),
+        **policies,
     )
     approve = operation.approve
     if config.approve is not None:
@@ -289,7 +298,7 @@ def _configured(
     ready = with_fields(
         operation,
         spec=spec,
-        output=output,
+        **policies,
         timeout=config.timeout or operation.timeout,
         approve=approve,
     )

@@ -1,7 +1,9 @@
 """Bodies and parameters at their edges: odd values, bytes in process, other media types."""
 
+import json
 import zlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ from operations.openapi.reading.model import Media, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.responses import decoded
+
+CHROMADB = Path(__file__).parent / "chromadb.json"
+"""An excerpt of the document that ChromaDB serves."""
 
 FORM = "application/x-www-form-urlencoded"
 SCHEMAS = SchemaConverter(References({}), ref_siblings=True)
@@ -341,3 +346,21 @@ async def test_an_empty_list_in_a_cookie_is_not_sent(echo: Echo) -> None:
         assert echo.seen[-1].header("cookie") == "b=1"
         await registry.execute("api.call", {"a": [], "b": []})
         assert echo.seen[-1].header("cookie") is None
+
+
+@pytest.mark.requirement("R27")
+async def test_a_body_that_matches_several_members_of_a_one_of_is_sent(echo: Echo) -> None:
+    """ChromaDB declares `oneOf: [integer, number]` in its own document, and accepts 1."""
+    doc = json.loads(CHROMADB.read_text())
+    metadata = {"integer": 1, "number": 1.5, "text": "a", "list": [1, 2]}
+    where = {"tenant": "default", "database": "default"}
+    echo.seen.clear()
+    async with imported(doc, base_url=echo.url) as registry:
+        given = {**where, "body": {"name": "papers", "metadata": metadata}}
+        await registry.execute("api.create_collection", given)
+        with pytest.raises(CallError) as caught:
+            given = {**where, "body": {"name": "papers", "metadata": {"x": {"y": 1}}}}
+            await registry.execute("api.create_collection", given)
+
+    assert [json.loads(seen.body)["metadata"] for seen in echo.seen] == [metadata]
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR

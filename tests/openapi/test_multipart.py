@@ -479,3 +479,21 @@ async def test_a_malformed_keyword_does_not_make_its_operation_unusable(
     )
     async with imported(doc, base_url=echo.url) as registry:
         await registry.execute("api.call", {"body": b"hi"})
+
+
+async def test_an_object_with_the_content_of_a_file_is_a_file_if_nothing_else_is_declared(
+    echo: Echo,
+) -> None:
+    file = {"content": b"\0\1", "filename": "a.bin", "contentType": "image/png"}
+    declared = {"type": "object", "properties": {"content": STRING}}
+    doc = upload({"file": {"description": "Anything."}, "files": {}, "json": declared})
+    body = {"file": file, "files": [file], "json": {"content": b"\0\1"}, "more": file}
+    found = await parts(doc, echo, body={**body, "text": {"content": "AAE=", "filename": "a"}})
+    as_file = (b"\0\1", "a.bin", "image/png")
+    assert [(p["name"], p["content"], p["filename"], p["type"]) for p in found] == [
+        ("file", *as_file),
+        ("files", *as_file),
+        ("json", b'{"content":"AAE="}', None, "application/json"),
+        ("more", *as_file),
+        ("text", b'{"content":"AAE=","filename":"a"}', None, "application/json"),
+    ]

@@ -46,6 +46,10 @@ REF = {"$ref": "#/components/schemas/A"}
         ({"example": 1, "x-thing": 2, "xml": {}, "discriminator": {}}, {"examples": [1]}),
         ({"items": [{"type": "string"}], "additionalItems": False},
          {"prefixItems": [{"type": "string"}], "items": False}),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]},
+         {"anyOf": [{"type": "integer"}, {"type": "number"}]}),
+        ({"oneOf": [{"minimum": 1}], "anyOf": [{"type": "integer"}], "allOf": [{"maximum": 9}]},
+         {"anyOf": [{"type": "integer"}], "allOf": [{"maximum": 9}, {"anyOf": [{"minimum": 1}]}]}),
         ({"type": "any"}, {}),
         ({"type": "int"}, {"type": "integer"}),
         ({"type": "String"}, {"type": "string"}),
@@ -313,3 +317,8 @@ def test_parts_that_multiply_are_visited_once() -> None:
     assert len(converter.properties(root)) == 31
     assert converter.flattened(root)["required"] == ["id"]
     assert isinstance(built_schema(converter, root, Direction.REQUEST), dict)
+
+
+def test_one_of_in_a_response_stays() -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    assert build(schema, Direction.RESPONSE) == schema

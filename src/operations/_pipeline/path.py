@@ -205,7 +205,7 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
     """Return the plan to run and the validated input as plain JSON.
 
     Missing input becomes an empty object if that is valid.
-    The input of a lenient call may be converted; its plan then adds the changes to the result.
+    An input that is not valid may be converted; the plan then adds the changes to the result.
 
     Raises:
         CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
@@ -225,7 +225,7 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
         is_accepted = plan.accepts(plain)
         if not is_accepted and plain is None and plan.accepts({}):
             return plan, {}
-        if not is_accepted and context.lenient:
+        if not is_accepted and plan.converts(context):
             converted = convert_input(plan.spec.input_schema.compile(), plain)
             if converted is not None:
                 plain, plan, is_accepted = converted.value, noting(plan, converted.changes), True

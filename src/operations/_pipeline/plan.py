@@ -468,10 +468,12 @@ class CallPlan:
             operation.approve is not None or host.authority.ledger is not None
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
-        compiled = spec.input_schema.compile()
-        self.accepts = compiled.accepts
+        self.accepts: Callable[[Any], bool] = _accepts_any
         # Rejects inputs with files, which `admit` replaces before it validates the input.
-        self.flat = compiled.flat
+        self.flat: Callable[[bytes], Any] | None = None
+        if operation.input != "off":
+            compiled = spec.input_schema.compile()
+            self.accepts, self.flat = compiled.accepts, compiled.flat
         self.finish = finish
         self.log = log
         self.handler = self._runnable()
@@ -489,6 +491,11 @@ class CallPlan:
     def completed(self, value: Any) -> Any:
         """Return an input with the defaults of everything that it omits; `value` itself if there are none."""
         return self.spec.completed(value) if self._has_defaults else value
+
+    def converts(self, context: OperationContext) -> bool:
+        """Return whether an input of this caller that is not valid may be converted."""
+        policy = self.operation.input
+        return context.lenient if policy is None else policy == "convert"
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
         handler = self.operation.handler
@@ -517,6 +524,11 @@ class CallPlan:
             return await result if inspect.isawaitable(result) else result
 
         return in_thread
+
+
+def _accepts_any(value: Any) -> bool:
+    """Accept any input. A missing one is replaced by an empty object, which handlers of imported operations expect."""
+    return value is not None
 
 
 def alarm_of(context: OperationContext, seconds: float) -> Alarm:

@@ -31,6 +31,7 @@ from operations.errors import CallError, RegistrationError, TransportError, time
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import (
+    InputPolicy,
     Operation,
     OperationSpec,
     OperationType,
@@ -73,6 +74,9 @@ class RemoteConfig:
     output: OutputPolicy | None = None
     """The output policy; None for the policy of the registry."""
 
+    input: InputPolicy | None = None
+    """The input policy; None: `convert` for callers that are models, `strict` for all others."""
+
     exclude: Collection[str] | Container[str] = ()
     """Ids that are not imported, for example those that a registry already has."""
 
@@ -96,7 +100,7 @@ class RemoteConfig:
     """The number of concurrent calls; further calls wait. By default there is no limit."""
 
     def __post_init__(self) -> None:
-        enforce_policy(self.output)
+        enforce_policy(self.output, self.input)
         enforce_lists(exclude=self.exclude)
 
 
@@ -300,8 +304,17 @@ class RemoteService:
             return calls.subscribe(there, input, context)
 
         if spec.type is OperationType.SUBSCRIPTION:
-            return Operation(here, subscribe, self._config.output, forwards=True)
-        return Operation(here, call, self._config.output, source_timeout=seconds, forwards=True)
+            return Operation(
+                here, subscribe, self._config.output, forwards=True, input=self._config.input
+            )
+        return Operation(
+            here,
+            call,
+            self._config.output,
+            source_timeout=seconds,
+            forwards=True,
+            input=self._config.input,
+        )
 
 
 def _differ(old: Operation, new: Operation) -> bool:

@@ -309,7 +309,14 @@ def build_tool(
             return question_envelope(result, resume)
         return _envelope(spec, config, result)
 
-    return Operation(spec, call, config.output, source_timeout=config.timeout, forwards=True)
+    return Operation(
+        spec,
+        call,
+        config.output,
+        source_timeout=config.timeout,
+        forwards=True,
+        input=config.input,
+    )
 
 
 def _exported(spec: OperationSpec, config: MCPClientConfig) -> JSONObject | None:

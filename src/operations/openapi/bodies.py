@@ -320,7 +320,9 @@ class _Writer:
             )
             styled = style_of(encoding)
             # Styles do not apply to files.
-            holds_files = is_file_value(item) or self._converter.holds_files(schema, item)
+            holds_files = _is_file(item, schema, encoding) or self._converter.holds_files(
+                schema, item
+            )
             if styled is not None and not holds_files:
                 for field, text in styled_fields(name, item, *styled):
                     self._add(field, text, {}, {}, self._headers_of(name, 0))
@@ -389,7 +391,7 @@ class _Writer:
         # `encoding.contentType` may contain several types, or a range.
         kinds = [kind.strip() for kind in text_of(encoding.get("contentType")).split(",")]
         declared = kinds[0]
-        if is_file_value(value) or (is_file(schema) and value is not None):
+        if _is_file(value, schema, encoding):
             upload = upload_of(value, name, self._converter.files_root)
             if upload is None:
                 raise CallError(
@@ -406,6 +408,21 @@ class _Writer:
             content, kind = _encoded_text(text_of_value(value), declared)
             return Upload(content, content_type=kind)
         return Upload(text_of_value(value).encode(), content_type=declared)
+
+
+def _is_file(value: Any, schema: JSONObject, encoding: JSONObject) -> bool:
+    """Return whether a part is sent as a file: because it is one, or because the document declares one.
+
+    An object whose `content` is a file is one too, unless the document declares what the part is.
+    """
+    if is_file_value(value) or (is_file(schema) and value is not None):
+        return True
+    is_described = schema.keys() <= _NOTES and not is_json_part(encoding)
+    return is_described and is_object(value) and is_file_value(value.get("content"))
+
+
+_NOTES = frozenset({"title", "description", "nullable", "example", "examples", "deprecated"})
+"""Keywords that do not say what a value is."""
 
 
 def _quoted(text: str) -> str:

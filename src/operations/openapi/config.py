@@ -20,7 +20,7 @@ from operations.openapi.files import FilesRoot
 from operations.openapi.paging import Paging
 from operations.openapi.reading.model import METHODS
 from operations.openapi.transport import HTTPTransport, is_header
-from operations.specs import OutputPolicy, enforce_policy
+from operations.specs import InputPolicy, OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
 Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
@@ -256,6 +256,9 @@ class HTTPServiceConfig(ConnectionConfig):
     output: OutputPolicy | None = None
     """The output policy of these operations; None for the policy of the registry."""
 
+    input: InputPolicy | None = None
+    """The input policy of these operations; None: `convert` for callers that are models, `strict` for all others."""
+
     allowed_hosts: tuple[str, ...] = ()
     """Hosts (`host`, `host:port` or an origin) that may be private and may receive credentials."""
 
@@ -340,7 +343,7 @@ class HTTPServiceConfig(ConnectionConfig):
 
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
-        enforce_policy(self.output)
+        enforce_policy(self.output, self.input)
         if self.base_url is not None:
             try:
                 origin_of(self.base_url)

@@ -395,6 +395,7 @@ class Importer:
             files=files,
             source_timeout=self._config.timeout,
             forwards=True,
+            input=self._config.input,
         )
 
     def _is_wanted(self, outline: OperationOutline) -> bool:
@@ -437,7 +438,9 @@ class Importer:
             output_schema=endpoint.output,
         )
         handler = partial(endpoint.pages, paging)
-        yield Operation(pages, handler, self._config.output, blocking=False)
+        yield Operation(
+            pages, handler, self._config.output, blocking=False, input=self._config.input
+        )
 
     def _paging(self, entry: DocumentOperation, outline: OperationOutline) -> Paging | None:
         rule = self._config.pagination

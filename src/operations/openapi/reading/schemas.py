@@ -7,6 +7,7 @@ Rule 1: a schema is converted when it is first used.
 Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is corrected or omitted; it never makes the
         rest of the schema unusable.
 Rule 3: a schema that accepts no value because its parts contradict each other is converted to its intended meaning.
+Rule 4: in a request, `oneOf` becomes `anyOf`: documents declare `oneOf: [integer, number]`, and servers accept 1.
 """
 
 import logging
@@ -288,6 +289,9 @@ class SchemaDraft:
             repair_enum(out)
         if "type" in out and self.converter.contradicts_type(schema):
             del out["type"]
+        if "oneOf" in out and self.direction is not Direction.RESPONSE:
+            union: JSONObject = {"anyOf": out.pop("oneOf")}
+            out.update({"allOf": [*out.get("allOf", ()), union]} if "anyOf" in out else union)
 
     def _map(self, schemas: JSONObject, at: _Position) -> JSONObject:
         return {str(name): self._convert(item, at) for name, item in schemas.items()}
