@@ -59,11 +59,6 @@ class Row:
     missing: Sequence[str] = ()
     unwraps: bool = False
 
-    @property
-    def is_node(self) -> bool:
-        """Whether the packages come from npm."""
-        return any(package.startswith(("@", "node")) for package in self.packages)
-
 
 class MatrixError(Exception):
     """Raised if a client cannot be installed or does not report."""
@@ -76,24 +71,44 @@ def _python(kind: str) -> Callable[[Path, str], Mapping[str, Any]]:
     return look
 
 
+def _placed(name: str, place: Path) -> Path:
+    """Copy a script into an environment, because Node looks for packages beside it; other tests may be reading it."""
+    copy, script = place / f"{name}.{os.getpid()}", place / name
+    shutil.copy(HERE / name, copy)
+    return copy.replace(script)
+
+
 def _typescript(version: str) -> Callable[[Path, str], Mapping[str, Any]]:
     def look(place: Path, url: str) -> Mapping[str, Any]:
-        # Node looks for packages beside the script.
-        script = shutil.copy(HERE / "typescript.mjs", place)
+        script = _placed("typescript.mjs", place)
         return _json([_node(place), str(script), version, url])
 
     return look
 
 
-def sign_in_with_typescript(url: str) -> Any:
-    """Return what the OAuth client of the TypeScript SDK sees of a hub.
+def sign_in_with_typescript(url: str, *client_id: str) -> Any:
+    """Return what the OAuth client of the TypeScript SDK sees of a hub; without an id it registers.
 
     Raises:
         MatrixError: If it cannot be installed or does not report.
     """
     place = prepare("typescript-1")
-    script = shutil.copy(HERE / "oauth.mjs", place)
-    return _json([_node(place), str(script), url])
+    script = _placed("oauth.mjs", place)
+    return _json([_node(place), str(script), url, *client_id])
+
+
+@contextmanager
+def oidc_provider(resource: str, *, registers: bool) -> Generator[str]:
+    """Start a certified OpenID provider, which issues tokens for `resource`, and return its address.
+
+    Raises:
+        MatrixError: If it cannot be installed or does not start.
+    """
+    place = prepare("oidc-provider")
+    script = _placed("oidc_provider.mjs", place)
+    command = [_node(place), str(script), resource, "on" if registers else "off"]
+    with _first_line(command, "the OpenID provider") as url:
+        yield url
 
 
 def _inspector(place: Path, url: str) -> Mapping[str, Any]:
@@ -139,6 +154,8 @@ ROWS: dict[str, Row] = {
     ),
 }
 
+_PROVIDER = ["oidc-provider@9.13.3", "node@22"]
+
 
 def prepare(name: str) -> Path:
     """Install a client, once, and return its environment.
@@ -150,25 +167,26 @@ def prepare(name: str) -> Path:
     # Tests in several processes use one environment.
     with (FOLDER / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _prepare(ROWS[name], FOLDER / name)
+        packages = _PROVIDER if name == "oidc-provider" else ROWS[name].packages
+        return _prepare(packages, FOLDER / name)
 
 
-def _prepare(row: Row, place: Path) -> Path:
-    mark, packages = place / "installed", " ".join(row.packages)
+def _prepare(wanted: Sequence[str], place: Path) -> Path:
+    mark, packages = place / "installed", " ".join(wanted)
     if mark.is_file() and mark.read_text(encoding="utf-8") == packages:
         return place
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    if row.is_node:
+    if any(package.startswith(("@", "node")) for package in wanted):
         npm = shutil.which("npm")
         if npm is None:
             raise MatrixError("npm is not installed")
         (place / "package.json").write_text('{"private": true, "type": "module"}', encoding="utf-8")
-        command = [npm, "install", "--silent", "--no-audit", "--no-fund", *row.packages]
+        command = [npm, "install", "--silent", "--no-audit", "--no-fund", *wanted]
     else:
         venv.create(place, with_pip=True)
         pip = [str(place / "bin/python"), "-m", "pip", "install", "--quiet"]
-        command = [*pip, "--disable-pip-version-check", *row.packages]
+        command = [*pip, "--disable-pip-version-check", *wanted]
     _run(command, _INSTALL_SECONDS, cwd=place)
     mark.write_text(packages, encoding="utf-8")
     return place
@@ -198,16 +216,22 @@ def _fault(seen: Any, expected: Any, row: Row) -> str:
 @contextmanager
 def serving() -> Generator[str]:
     """Start the hub in a separate process, and return its address."""
-    command = [sys.executable, "-m", "tests.mcp_clients.hub"]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as hub:
+    with _first_line([sys.executable, "-m", "tests.mcp_clients.hub"], "the hub") as url:
+        yield url
+
+
+@contextmanager
+def _first_line(command: Sequence[str], what: str) -> Generator[str]:
+    """Start a server in a separate process, and return the line that it prints."""
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert hub.stdout is not None
-            url = hub.stdout.readline().strip()
-            if not url:
-                raise MatrixError("the hub did not start")
-            yield url
+            assert server.stdout is not None
+            line = server.stdout.readline().strip()
+            if not line:
+                raise MatrixError(f"{what} did not start")
+            yield line
         finally:
-            hub.terminate()
+            server.terminate()
 
 
 def _node(place: Path) -> str:
@@ -238,7 +262,7 @@ def _run(command: Sequence[str], seconds: float, cwd: Path | None = None) -> str
         raise MatrixError(f"{' '.join(command)} did not end within {seconds} s") from None
     # The Inspector exits with an error if the result of a tool is an error; its output is complete nevertheless.
     if done.returncode != 0 and not done.stdout.startswith("{"):
-        raise MatrixError(f"{' '.join(command)} failed: {(done.stderr or done.stdout)[-500:]}")
+        raise MatrixError(f"{' '.join(command)} failed: {(done.stderr or done.stdout)[-1500:]}")
     return done.stdout
 
 

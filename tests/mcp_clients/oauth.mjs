@@ -1,13 +1,16 @@
-// The OAuth client of the TypeScript SDK: `node oauth.mjs URL` signs in, calls, refreshes its token and prints what it saw.
+// The OAuth client of the TypeScript SDK: `node oauth.mjs URL [CLIENT_ID]` signs in, calls, refreshes its token and prints
+// what it saw. With an id it does not register.
 import { UnauthorizedError } from "@modelcontextprotocol/sdk/client/auth.js";
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
 
 const url = new URL(process.argv[2]);
-const kept = {};
+const [, , , id] = process.argv;
+const kept = { client: id && { client_id: id } };
 const authProvider = {
   redirectUrl: "http://127.0.0.1:1/callback",
-  clientMetadata: { client_name: "matrix", redirect_uris: ["http://127.0.0.1:1/callback"] },
+  // The scope is requested if the server does not publish any.
+  clientMetadata: { client_name: "matrix", redirect_uris: ["http://127.0.0.1:1/callback"], scope: "openid" },
   clientInformation: () => kept.client,
   saveClientInformation: (client) => void (kept.client = client),
   tokens: () => kept.tokens,
@@ -15,10 +18,27 @@ const authProvider = {
   codeVerifier: () => kept.verifier,
   saveCodeVerifier: (verifier) => void (kept.verifier = verifier),
   redirectToAuthorization: async (address) => {
-    const response = await fetch(address, { redirect: "manual" });
-    kept.code = new URL(response.headers.get("location")).searchParams.get("code");
+    kept.code = (await browse(address)).searchParams.get("code");
   },
 };
+
+/** Follow redirects as a browser does, with cookies, and return the address that leads back to the client. */
+async function browse(address) {
+  const cookies = new Map();
+  for (let next = new URL(address); ; ) {
+    const cookie = [...cookies].map((pair) => pair.join("=")).join("; ");
+    const response = await fetch(next, { redirect: "manual", headers: { cookie } });
+    for (const line of response.headers.getSetCookie()) {
+      const [name, ...value] = line.split(";")[0].split("=");
+      cookies.set(name, value.join("="));
+    }
+    if (!response.headers.has("location")) throw new Error(`${next}: ${response.status} ${await response.text()}`);
+    next = new URL(response.headers.get("location"), next);
+    if (!next.href.startsWith(authProvider.redirectUrl)) continue;
+    if (next.searchParams.has("error")) throw new Error(next.search);
+    return next;
+  }
+}
 
 async function connect() {
   const transport = new StreamableHTTPClientTransport(url, { authProvider });

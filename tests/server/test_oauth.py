@@ -1,6 +1,7 @@
 """A hub that requires tokens of an authorization server, used by standard OAuth clients, and by our own."""
 
 import asyncio
+import io
 import json
 import shutil
 from collections.abc import AsyncGenerator
@@ -8,10 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 import aiohttp
 import httpx2
+import jwt
 import pytest
 from mcp import Client
 from mcp.client.auth import OAuthClientProvider
@@ -24,11 +26,14 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl
 from tests.authorization_server import AuthorizationServer
-from tests.mcp_clients.matrix import MatrixError, prepare, sign_in_with_typescript
+from tests.mcp_clients.matrix import MatrixError, oidc_provider, prepare, sign_in_with_typescript
 from tests.mcp_serving.support import serving
 from tests.servers import free_port
 
 from operations import CallError, OperationContext, OperationRegistry
+from operations.__main__ import main
+from operations.front import Front
+from operations.front.config import ServerConfig
 from operations.hub import open_hub
 from operations.mcp import MCPClientConfig, OAuthLogin, connect_mcp, sign_in
 from operations.server import create_app
@@ -88,13 +93,17 @@ async def protected_hub(**options: Any) -> AsyncGenerator[Hub]:
         yield Hub(url, issuer)
 
 
+CALLBACK = "http://127.0.0.1:1/callback"
+
+
 async def browse(address: str) -> str:
-    """Open an address as a browser does, and return the address that it ends at."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(address, allow_redirects=False) as answer,
-    ):
-        return answer.headers["location"]
+    """Open an address as a browser does, and return the address that leads back to the client."""
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        while not address.startswith(CALLBACK):
+            async with session.get(address, allow_redirects=False) as answer:
+                assert answer.status in (302, 303), await answer.text()
+                address = urljoin(address, answer.headers["location"])
+    return address
 
 
 class Memory:
@@ -119,10 +128,11 @@ class Memory:
 async def test_metadata_and_challenges_lead_to_the_authorization_server() -> None:
     async with protected_hub() as hub, aiohttp.ClientSession(hub.url) as session:
         where = f'resource_metadata="{hub.url}/.well-known/oauth-protected-resource"'
+        where_mcp = f'{where[:-1]}/mcp"'
         for path in ("", "/mcp"):
             async with session.get(f"/.well-known/oauth-protected-resource{path}") as answer:
                 metadata = await answer.json()
-            assert metadata["resource"] == hub.url
+            assert metadata["resource"] == f"{hub.url}{path}"
             assert metadata["authorization_servers"] == [hub.issuer.url]
             assert metadata["scopes_supported"] == ["task:erase", "task:read"]
         for method, path in (
@@ -135,7 +145,8 @@ async def test_metadata_and_challenges_lead_to_the_authorization_server() -> Non
         ):
             async with session.request(method, path) as answer:
                 assert answer.status == 401, path
-                assert answer.headers["www-authenticate"] == f"Bearer {where}"
+                expected = where_mcp if path == "/mcp" else where
+                assert answer.headers["www-authenticate"] == f"Bearer {expected}"
         async with session.get("/healthz") as answer:
             assert answer.status == 200
         async with session.get("/session") as answer:
@@ -151,41 +162,178 @@ async def test_metadata_and_challenges_lead_to_the_authorization_server() -> Non
             headers = {**token, "mcp-protocol-version": version}
             async with session.post("/mcp", headers=headers, json={**MESSAGE, **called}) as answer:
                 assert answer.status == 403
-                assert answer.headers["www-authenticate"] == challenge
+                assert answer.headers["www-authenticate"] == challenge.replace(where, where_mcp)
         elsewhere = {"authorization": f"Bearer {hub.issuer.access_token('http://other')}"}
         async with session.post("/task/count", headers=elsewhere) as answer:
             assert answer.status == 401
             assert answer.headers["www-authenticate"] == f'Bearer error="invalid_token", {where}'
 
 
+async def sign_in_with_python(url: str, client_id: str | None = None) -> str:
+    """Return who the OAuth client of the Python SDK is at a hub; without an id it registers."""
+    result: dict[str, str] = {}
+
+    async def redirect(address: str) -> None:
+        result.update((k, v[0]) for k, v in parse_qs(urlsplit(await browse(address)).query).items())
+
+    async def callback() -> AuthorizationCodeResult:
+        return AuthorizationCodeResult(**result)
+
+    memory = Memory()
+    if client_id is not None:
+        memory.client = OAuthClientInformationFull(
+            client_id=client_id,
+            redirect_uris=[AnyUrl(CALLBACK)],
+            token_endpoint_auth_method="none",
+        )
+    provider = OAuthClientProvider(
+        url,
+        OAuthClientMetadata(redirect_uris=[AnyUrl(CALLBACK)]),
+        memory,
+        redirect_handler=redirect,
+        callback_handler=callback,
+    )
+    async with (
+        httpx2.AsyncClient(auth=provider) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        mine = await client.call_tool(next(name for name in names if "mine" in name), {})
+    return str(mine.content[0].text)  # type: ignore[union-attr]
+
+
 async def test_the_official_python_client_signs_in_and_calls() -> None:
     async with protected_hub() as hub:
-        result: dict[str, str] = {}
+        assert await sign_in_with_python(hub.mcp) == "ann"
+        assert hub.issuer.grants == ["authorization_code"]
 
-        async def redirect(address: str) -> None:
-            result.update(
-                (k, v[0]) for k, v in parse_qs(urlsplit(await browse(address)).query).items()
-            )
 
-        async def callback() -> AuthorizationCodeResult:
-            return AuthorizationCodeResult(**result)
-
-        provider = OAuthClientProvider(
-            hub.mcp,
-            OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1:1/callback")]),
-            Memory(),
-            redirect_handler=redirect,
-            callback_handler=callback,
+@pytest.mark.slow
+@pytest.mark.parametrize("scopes", [[], ["task:read"]], ids=["no scopes", "scopes"])
+@pytest.mark.parametrize("registers", [True, False], ids=["registers", "known"])
+@pytest.mark.parametrize("sdk", ["python", "typescript"])
+async def test_official_clients_sign_in_through_a_certified_provider(
+    sdk: str, registers: bool, scopes: list[str], tmp_path: Path
+) -> None:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("Node is not installed")
+    try:
+        for name in ("oidc-provider", "typescript-1"):
+            await asyncio.to_thread(prepare, name)
+    except MatrixError as error:
+        pytest.skip(f"npm cannot install the packages here: {error}")
+    port = free_port()
+    client = () if registers else ("known",)
+    (tmp_path / "tasks.py").write_text(MINE.replace('["task:read"]', json.dumps(scopes)))
+    with oidc_provider(f"http://127.0.0.1:{port}/mcp", registers=registers) as issuer:
+        (tmp_path / "operations.toml").write_text(
+            CONFIG.format(port=port, issuer=issuer, scopes=json.dumps(scopes))
         )
         async with (
-            httpx2.AsyncClient(auth=provider) as http,
-            Client(streamable_http_client(hub.mcp, http_client=http)) as client,
+            open_hub(tmp_path / "operations.toml") as hub,
+            running(hub.app, port=port) as url,
         ):
-            names = [tool.name for tool in (await client.list_tools()).tools]
-            mine = await client.call_tool(next(name for name in names if "mine" in name), {})
+            if sdk == "python":
+                assert await sign_in_with_python(f"{url}/mcp", *client) == "ann"
+            else:
+                seen = await asyncio.to_thread(sign_in_with_typescript, f"{url}/mcp", *client)
+                assert seen["first"] == "ann"
 
-        assert mine.content[0].text == "ann"  # type: ignore[union-attr]
-        assert hub.issuer.grants == ["authorization_code"]
+
+async def test_the_metadata_has_no_empty_members() -> None:
+    config = ServerConfig(public_url="http://hub", authorization_servers=["http://id"])
+    metadata = Front(OperationRegistry(), config).challenge.metadata()
+
+    assert metadata == {
+        "resource": "http://hub",
+        "authorization_servers": ["http://id"],
+        "bearer_methods_supported": ["header"],
+    }
+
+
+@pytest.mark.requirement("R08")
+async def test_a_token_for_the_mcp_endpoint_is_accepted_there_only() -> None:
+    async with protected_hub() as hub, aiohttp.ClientSession(hub.url) as session:
+
+        async def status(audience: str, path: str) -> int:
+            token = hub.issuer.access_token(audience)
+            headers = {"authorization": f"Bearer {token}", "mcp-protocol-version": "2026-07-28"}
+            listed = {**MESSAGE, "method": "tools/list", "params": {}}
+            async with session.post(path, headers=headers, json=listed) as answer:
+                return answer.status
+
+        assert await status(hub.mcp, "/mcp") != 401
+        assert await status(hub.url, "/mcp") != 401
+        assert await status(hub.mcp, "/task/count") == 401
+        assert await status(f"{hub.mcp}2", "/mcp") == 401
+        assert await status(f"{hub.url}.example/mcp", "/mcp") == 401
+
+
+async def test_a_wrong_audience_or_issuer_is_logged_with_what_was_expected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with protected_hub() as hub, aiohttp.ClientSession(hub.url) as session:
+        wrong = [
+            hub.issuer.access_token("http://other"),
+            hub.issuer.access_token(hub.url, iss="http://forged\n"),
+            # Signed by no known key.
+            jwt.encode({"iss": "http://third", "aud": hub.url}, "secret" * 8, headers={"kid": "9"}),
+        ]
+        for token in wrong[:2]:
+            headers = {"authorization": f"Bearer {token}"}
+            async with session.post("/task/count", headers=headers) as answer:
+                assert answer.status == 401
+                assert "other" not in await answer.text()
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        expected = f"'{hub.url}' or '{hub.url}/'"
+        assert f"a token was rejected: its aud is 'http://other', expected {expected}" in lines
+        expected = f"expected '{hub.issuer.url}'"
+        assert f"a token was rejected: its iss is 'http://forged\\n', {expected}" in lines
+
+        # Callers cannot fill the log.
+        caplog.clear()
+        for token in wrong:
+            async with session.post("/task/count", headers={"authorization": f"Bearer {token}"}):
+                pass
+        assert [each for each in caplog.records if each.levelname == "WARNING"] == []
+
+
+async def test_doctor_explains_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    issuer, port = AuthorizationServer(scopes="task:read"), free_port()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.py").write_text(MINE)
+
+    async def explained(token: str) -> tuple[int, dict[str, list[str]]]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(token + "\n"))
+        code = await asyncio.to_thread(main, ["doctor", "--token", "--json"])
+        output = capfd.readouterr().out
+        assert not token or token not in output
+        findings = json.loads(output)["findings"]
+        return code, {each["what"]: [each["state"], each["words"]] for each in findings}
+
+    async with serving(issuer.app) as issuer.url:
+        config = CONFIG.format(port=port, issuer=issuer.url, scopes='["task:read"]')
+        (tmp_path / "operations.toml").write_text(config)
+        audience = f"http://127.0.0.1:{port}/mcp"
+        code, parts = await explained(issuer.access_token(audience, "task:read"))
+        assert (code, parts["aud"], parts["iss"]) == (0, ["ok", audience], ["ok", issuer.url])
+        assert parts["token"] == ["ok", "is accepted: ann, scopes task:read"]
+
+        code, parts = await explained(issuer.access_token("http://other"))
+        assert (code, parts["aud"][0], parts["token"][0]) == (1, "failed", "failed")
+        assert parts["aud"][1].startswith("its aud is 'http://other', expected 'http://127")
+
+        code, parts = await explained(issuer.access_token(audience, exp=1_000_000_000))
+        assert (code, parts["exp"][0], parts["iss"][0]) == (1, "failed", "ok")
+        assert parts["exp"][1].startswith("ended ")
+
+        assert await explained("no token") == (
+            1,
+            {"token": ["failed", "is neither a known key nor a JSON Web Token"]},
+        )
+        assert (await explained(""))[0] == 1
 
 
 MINE = """
@@ -194,6 +342,19 @@ from operations import OperationContext, operation
 @operation("task.mine", scopes=["task:read"])
 async def mine(context: OperationContext) -> str:
     return context.identity.id if context.identity else "nobody"
+"""
+
+CONFIG = """
+modules = ["tasks.py"]
+[serve]
+public_url = "http://127.0.0.1:{port}"
+scopes_supported = {scopes}
+[access.jwt]
+issuer = "{issuer}"
+audience = "http://127.0.0.1:{port}"
+jwks_url = "{issuer}/jwks"
+[trace]
+enabled = false
 """
 
 
@@ -212,18 +373,7 @@ async def test_the_official_typescript_client_signs_in_to_a_hub_and_refreshes_it
     (tmp_path / "tasks.py").write_text(MINE)
     async with serving(issuer.app) as issuer.url:
         (tmp_path / "operations.toml").write_text(
-            f"""
-modules = ["tasks.py"]
-[serve]
-public_url = "http://127.0.0.1:{port}"
-scopes_supported = ["task:read"]
-[access.jwt]
-issuer = "{issuer.url}"
-audience = "http://127.0.0.1:{port}"
-jwks_url = "{issuer.url}/jwks"
-[trace]
-enabled = false
-"""
+            CONFIG.format(port=port, issuer=issuer.url, scopes='["task:read"]')
         )
         async with (
             open_hub(tmp_path / "operations.toml") as hub,

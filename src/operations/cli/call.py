@@ -263,17 +263,17 @@ def confirm(screen: Screen) -> bool:
         KeyboardInterrupt: On Ctrl-C, or at the end of the input.
     """
     screen.err.print(styled(("y/N: ", "bold")), end="")
-    return _read(input).strip().lower() in ("y", "yes")
+    return read_answer(input).strip().lower() in ("y", "yes")
 
 
 def _answer(name: str, outline: Outline, screen: Screen) -> str:
     screen.err.print(styled((name, "bold"), (f" ({outline.kind})", "dim"), (": ", "")), end="")
     if outline.schema.get("format") == "password":
-        return _read(lambda: getpass(""))
-    return _read(input)
+        return read_answer(lambda: getpass(""))
+    return read_answer(input)
 
 
-def _read(read: Callable[[], str]) -> str:
+def read_answer(read: Callable[[], str]) -> str:
     """Read an answer. Ctrl-C interrupts it; the event loop would only record it and continue reading."""
     is_main = receives_signals()
     before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None

@@ -1,7 +1,9 @@
 """`operations doctor`: check that everything a config needs is available, and recommend fixes."""
 
 import platform
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from getpass import getpass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,12 +14,15 @@ from cyclopts import Parameter
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
+from operations.cli.call import read_answer
 from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
+from operations.front.config import ServerConfig
+from operations.front.credentials import resolved
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
-from operations.hub.opening import connect_broker, worker_config
+from operations.hub.opening import Access, connect_broker, opened_authority, worker_config
 from operations.observe import CallRecord, add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.diagnosis import diagnose
@@ -44,6 +49,8 @@ _CAUTION = (
     " also if the caller's input names it"
 )
 
+_MAX_CREDENTIAL = 64 * 1024
+
 _BROKER_SECONDS = 8
 """Longer than the connection timeout, so that a failed connection reports its reason first."""
 
@@ -54,6 +61,7 @@ async def doctor(
     /,
     *,
     reach: Annotated[bool, Parameter(negative="")] = False,
+    token: Annotated[bool, Parameter(negative="")] = False,
     common: Common = DEFAULTS,
 ) -> int:
     """Check the installation, the config, its secrets, its sources and its brokers; or an OpenAPI document.
@@ -64,6 +72,7 @@ async def doctor(
 
     Args:
         document: The path or address of an OpenAPI or Swagger document to check instead.
+        token: Read a key, grant or token from standard input and explain whether the config accepts it.
         reach: Print the undeclared nested calls in the trace, as `calls=` lines to add to the operations.
         common: Options of every command.
     """
@@ -82,7 +91,9 @@ async def doctor(
             for line in more:
                 screen.line((f"{'':32} {line}", ""))
 
-    if document is None:
+    if token:
+        await _check_credential(common.load(), _read_credential(screen), report)
+    elif document is None:
         await _check_all(common, report)
     else:
         await _check_document(document, report, verbose=common.verbose)
@@ -93,12 +104,54 @@ async def doctor(
     else:
         if failed:
             whole = f"{counted(failed, 'problem')} to fix"
+        elif token:
+            whole = "the credential is accepted"
         elif document is None:
             whole = "everything is available"
         else:
             whole = counted(warnings, "warning") if warnings else "no problems found"
         screen.note(whole, "bold")
     return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _read_credential(screen: Screen) -> str:
+    """Return the credential from standard input. It is no argument: other users see the arguments of a process."""
+    if not screen.can_ask:
+        return sys.stdin.readline(_MAX_CREDENTIAL).strip()
+    screen.err.print("key, grant or token: ", end="")
+    return read_answer(lambda: getpass(""))
+
+
+async def _check_credential(file: ConfigFile, credential: str, report: Report) -> None:
+    """Report what the config makes of a credential, without printing it."""
+    if not credential:
+        report("token", "failed", "standard input is empty: operations doctor --token < FILE")
+        return
+    async with opened_authority(file, records=False) as authority:
+        access = Access(file, authority.store)
+        try:
+            known = await resolved(access.resolve(credential))
+        except OperationsError as error:
+            report("grant", "failed", str(error))
+            return
+        if known is not None:
+            report(
+                "token",
+                "ok",
+                f"is accepted: {known.id}, scopes {', '.join(sorted(known.scopes)) or 'none'}",
+            )
+        elif access.tokens is None:
+            report(
+                "token",
+                "failed",
+                "is no key of [access.keys], and there is no [access.jwt] for tokens",
+            )
+        else:
+            public = file.options(ServerConfig, file.config.serve).get("public_url", "").rstrip("/")
+            for name, is_accepted, words in await access.tokens.explain(
+                credential, public and f"{public}/mcp"
+            ):
+                report(name, "ok" if is_accepted else "failed", words)
 
 
 def _print_undeclared(path: Path, screen: Screen) -> None:

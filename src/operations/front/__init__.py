@@ -175,8 +175,10 @@ class Front:
         self.rate.spend(caller)
         return (self.streams if is_stream else self.calls).hold(caller)
 
-    def enforce_visible(self, spec: OperationSpec, identity: Identity | None) -> None:
-        """Reject a caller that may not call an operation.
+    def enforce_visible(
+        self, spec: OperationSpec, identity: Identity | None, *, path: str = ""
+    ) -> None:
+        """Reject a caller that may not call an operation. `path` is what an HTTP client asked.
 
         Raises:
             CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else the same error as for an unknown
@@ -200,7 +202,7 @@ class Front:
         if identity is None:
             raise denied
         needed = " ".join(sorted(scopes))
-        challenge = self.challenge.header(error="insufficient_scope", scope=needed)
+        challenge = self.challenge.at(path).header(error="insufficient_scope", scope=needed)
         raise RequestError(403, denied.code, denied.message, headers=[challenge])
 
     async def answer(

@@ -56,9 +56,11 @@ from operations.front.messages import (
     decode_body,
     error_reply,
     read_body,
+    route_path,
     send_parts,
 )
 from operations.front.public_errors import (
+    Challenge,
     ClientDisconnectedError,
     malformed,
     slow_body,
@@ -79,11 +81,19 @@ STATE: Final = "operations.state"
 OPEN: Final = "operations.open"
 """Scope key of paths that serve clients without a credential even if the server requires one."""
 
+RESOURCE: Final = "operations.resource"
+"""Scope key of the public address that was asked, if tokens are issued for it; empty otherwise."""
+
 _AUTH_ERROR: Final = "operations.auth_error"
 
 
 _working: ContextVar[int] = ContextVar("operations_working", default=0)
 """The id of the task of a request, in its work and in the tasks and callbacks that the work started."""
+
+
+def challenge_of(scope: Scope, front: Front) -> Challenge:
+    """Return the challenge for a request."""
+    return front.challenge.at(route_path(scope))
 
 
 class RequestTask(asyncio.Task[None]):
@@ -351,7 +361,7 @@ class RequestState:
             identity=self.identity,
             spec=self.spec,
             expose=self.front.expose_errors,
-            challenge=self.front.challenge.header(),
+            challenge=challenge_of(self.scope, self.front).header(),
         )
 
     def cancelled_elsewhere(self, operation_id: str) -> CallError | None:
@@ -469,6 +479,7 @@ class RequestPipeline:
             self._enforce_known(scope, None)
             return None
         shown = credentials_in(scope["headers"])
+        scope[RESOURCE] = challenge_of(scope, self.front).resource
         try:
             identity = await self.front.auth.authenticate(
                 client_address(scope), shown, lambda: resolve(scope)
@@ -476,7 +487,8 @@ class RequestPipeline:
         except InvalidCredentialError as error:
             logger.info("rejected a credential: %s", error)
             logger.debug("rejected a credential", exc_info=error.reason)
-            raise self.front.challenge.invalid(error.headers, error.advice) from error.reason
+            challenge = challenge_of(scope, self.front)
+            raise challenge.invalid(error.headers, error.advice) from error.reason
         self._enforce_known(scope, identity)
         if identity is None:
             return None
@@ -491,7 +503,7 @@ class RequestPipeline:
 
     def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
         if identity is None and not self.front.credentials.admits_anonymous and OPEN not in scope:
-            raise self.front.challenge.missing()
+            raise challenge_of(scope, self.front).missing()
 
 
 def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import quote
@@ -197,36 +197,51 @@ def _quoted(text: str) -> str:
 
 METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
 
+RESOURCE_PATHS: Final = ("/mcp",)
+"""Paths that are resources of their own: their clients compare the `resource` of the metadata with the address that
+they asked (RFC 9728, 3.3)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
     """The response to a missing, invalid or insufficient credential.
 
     Attributes:
-        resource: The public address of the server, which is also the audience of its tokens.
+        resource: The public address of what was asked, which is also an audience of its tokens.
         authorization_servers: The addresses of the servers that issue tokens; empty if clients cannot use OAuth.
         scopes_supported: The scopes that a client may request.
+        path: The path of `resource` below the address of the server; empty for the server itself.
     """
 
     resource: str = ""
     authorization_servers: Collection[str] = ()
     scopes_supported: Collection[str] = ()
+    path: str = ""
+
+    def at(self, path: str) -> "Challenge":
+        """Return the challenge of the server for a request at `path`."""
+        path = path.rstrip("/")
+        if path not in RESOURCE_PATHS or not self.authorization_servers:
+            return self
+        return replace(self, resource=f"{self.resource}{path}", path=path)
 
     def header(self, **parameters: str) -> Header:
         """Return `WWW-Authenticate` with these parameters and, for OAuth, the address of the metadata."""
         if self.authorization_servers:
-            parameters["resource_metadata"] = f"{self.resource}{METADATA_PATH}"
+            server = self.resource.removesuffix(self.path)
+            parameters["resource_metadata"] = f"{server}{METADATA_PATH}{self.path}"
         text = ", ".join(f'{name}="{_quoted(value)}"' for name, value in parameters.items())
         return b"www-authenticate", f"Bearer {text}".rstrip().encode()
 
     def metadata(self) -> JSONObject:
-        """Return the metadata of the server as a protected resource."""
-        return {
+        """Return the metadata of the resource, without empty members: `[]` would mean that there are no scopes."""
+        members: JSONObject = {
             "resource": self.resource,
             "authorization_servers": list(self.authorization_servers),
             "scopes_supported": sorted(self.scopes_supported),
             "bearer_methods_supported": ["header"],
         }
+        return {name: value for name, value in members.items() if value}
 
     def missing(self) -> RequestError:
         """Return the error for a request without a credential."""

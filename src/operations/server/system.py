@@ -26,8 +26,8 @@ from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import ServerConfig
 from operations.front.http import RequestState
-from operations.front.messages import JSON, Reply, json_reply, matches_tag
-from operations.front.public_errors import METADATA_PATH, Header
+from operations.front.messages import JSON, Reply, json_reply, matches_tag, route_path
+from operations.front.public_errors import METADATA_PATH, RESOURCE_PATHS, Header
 from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
@@ -220,7 +220,8 @@ class Pages:
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
         if config.authorization_servers:
             metadata = Route(methods=("GET",), endpoint=self._resource_metadata, is_probe=True)
-            self.routes |= {METADATA_PATH: metadata, f"{METADATA_PATH}/mcp": metadata}
+            paths = ("", *RESOURCE_PATHS)
+            self.routes |= {f"{METADATA_PATH}{path}": metadata for path in paths}
 
     def _tag(self, state: RequestState, disconnected: Any) -> bytes:
         """Return an ETag that changes when the set of operations that the caller may call changes."""
@@ -326,8 +327,9 @@ class Pages:
         return Reply(200, body, [(b"content-type", CONTENT_TYPE)])
 
     async def _resource_metadata(self, state: RequestState) -> Reply:
-        """Return the metadata with the servers that issue tokens for this server (RFC 9728)."""
-        return json_reply(state.front.challenge.metadata())
+        """Return the metadata with the servers that issue tokens for a resource (RFC 9728)."""
+        path = route_path(state.scope).removeprefix(METADATA_PATH)
+        return json_reply(state.front.challenge.at(path).metadata())
 
     async def _healthz(self, state: RequestState) -> Reply:
         """Respond that this process is alive."""

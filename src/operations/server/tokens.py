@@ -11,9 +11,10 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from time import monotonic, time
+from typing import Any, TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request
 
@@ -21,12 +22,14 @@ from msgspec import structs
 from starlette.requests import HTTPConnection
 
 from operations._files import read_small
-from operations._text import without_secrets
+from operations._resilience import LogThrottle
+from operations._text import printable, shortened, without_secrets
 from operations.access import Identity
 from operations.caller_tokens import ProxyFailureError, hold_token, read_object
 from operations.errors import MissingExtraError
 from operations.front.config import JWTConfig
 from operations.front.credentials import EXPIRED, CredentialError
+from operations.front.http import RESOURCE
 from operations.server.identity import bearer_token
 from operations.types import JSONObject
 
@@ -52,7 +55,14 @@ _STALE_AGE = 24 * 3600.0
 """Seconds for which known keys are used if fetching them again fails."""
 
 _MAX_TOKEN = 16 * 1024
+
+_SHOWN = 200
+"""The largest number of characters of a received value in the log."""
+
 _FETCH_SECONDS = 5.0
+
+Part: TypeAlias = tuple[str, bool, str]
+"""A part of a token: its name, whether it is accepted, and the reason."""
 
 _ADVICE = {
     "ExpiredSignatureError": EXPIRED,
@@ -81,6 +91,25 @@ def default_identity(claims: JSONObject, *claim: str) -> Identity:
     return Identity(str(claims["sub"]), scopes, acting=tuple(acting))
 
 
+def _explained_time(name: str, claims: JSONObject, leeway: float) -> Part:
+    """Return whether a time of a token permits its use now."""
+    value: Any = claims.get(name)
+    if type(value) not in {int, float} or not isfinite(value):
+        return name, False, f"is not a time: {shortened(printable(repr(value)), _SHOWN)}"
+    left: float = value - time()
+    if name == "exp":
+        return (
+            name,
+            left > -leeway,
+            f"ends in {left:.0f} s" if left > 0 else f"ended {-left:.0f} s ago",
+        )
+    return (
+        name,
+        left <= leeway,
+        f"begins in {left:.0f} s" if left > 0 else f"began {-left:.0f} s ago",
+    )
+
+
 def _accepted_audiences(configured: str | Collection[str]) -> Iterator[str]:
     """Yield the configured audiences, and each address without a path both with and without a final `/`.
 
@@ -105,6 +134,7 @@ class JWTs(JWTConfig):
     _keys: "_Published | None" = field(init=False, repr=False)
     _key: Any = field(init=False, repr=False)
     _audiences: list[str] = field(init=False, repr=False)
+    _mismatches: dict[str, LogThrottle] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Prepare the keys."""
@@ -112,6 +142,7 @@ class JWTs(JWTConfig):
         source, key = self.jwks_url or self.jwks, self.public_key or self.secret
         object.__setattr__(self, "_keys", None if source is None else _Published(source))
         object.__setattr__(self, "_audiences", list(_accepted_audiences(self.audience)))
+        object.__setattr__(self, "_mismatches", {"iss": LogThrottle(), "aud": LogThrottle()})
         object.__setattr__(self, "_key", read_small(key).decode() if isinstance(key, Path) else key)
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
@@ -121,10 +152,86 @@ class JWTs(JWTConfig):
             CredentialError: If the token is not valid.
         """
         token = bearer_token(connection)
-        if not token:
-            return None
+        return await self.verify(token, connection.scope.get(RESOURCE, "")) if token else None
+
+    async def verify(self, token: str, resource: str = "") -> Identity:
+        """Return the identity for a token.
+
+        Args:
+            token: The token.
+            resource: The address that was asked, which is an accepted audience if it is below a configured one: MCP
+                clients request tokens for the address of the endpoint, `.../mcp`.
+
+        Raises:
+            CredentialError: If the token is not valid.
+        """
         if len(token) > _MAX_TOKEN:
             raise CredentialError("a token that is too long")
+        try:
+            return await self._verified(token, self._audiences_at(resource))
+        except CredentialError:
+            for name, words in self.mismatches(token, resource).items():
+                # The token may be forged, so callers control how often this happens.
+                logger.log(self._mismatches[name].level(), "a token was rejected: %s", words)
+            raise
+
+    def mismatches(self, token: str, resource: str = "") -> dict[str, str]:
+        """Return which of `iss` and `aud` of a token, which is not verified, differ from the expected values."""
+        try:
+            claims = jwt.decode(token, options={"verify_signature": False})
+        except jwt.PyJWTError:
+            return {}
+        found: dict[str, str] = {}
+        for name, accepted in (("iss", [self.issuer]), ("aud", self._audiences_at(resource))):
+            received: Any = claims.get(name)
+            values: list[Any] = received if isinstance(received, list) else [received]
+            if not any(value in accepted for value in values):
+                shown = shortened(printable(repr(received)), _SHOWN)
+                found[name] = f"its {name} is {shown}, expected {' or '.join(map(repr, accepted))}"
+        return found
+
+    async def explain(self, token: str, resource: str = "") -> list[Part]:
+        """Return the parts of a token and the verdict on the whole, for people."""
+        try:
+            header = jwt.get_unverified_header(token)
+            claims = jwt.decode(token, options={"verify_signature": False})
+        except jwt.PyJWTError:
+            return [("token", False, "is neither a known key nor a JSON Web Token")]
+        wrong = self.mismatches(token, resource)
+        algorithm = header.get("alg")
+        parts = [
+            (
+                "alg",
+                algorithm in self._algorithms,
+                f"{algorithm}, key {header.get('kid', 'without id')}",
+            ),
+            *(
+                (name, name not in wrong, wrong.get(name, str(claims.get(name))))
+                for name in ("iss", "aud")
+            ),
+            ("sub", bool(claims.get("sub")), str(claims.get("sub", "is missing"))),
+            _explained_time("exp", claims, self.leeway),
+        ]
+        if "nbf" in claims:
+            parts.append(_explained_time("nbf", claims, self.leeway))
+        try:
+            identity = await self._verified(token, self._audiences_at(resource))
+        except (CredentialError, OSError) as error:
+            advice = error.advice if isinstance(error, CredentialError) else ""
+            return [*parts, ("token", False, f"is rejected: {error}. {advice}".strip())]
+        scopes = ", ".join(sorted(identity.scopes)) or "none"
+        return [*parts, ("token", True, f"is accepted: {identity.id}, scopes {scopes}")]
+
+    @property
+    def _algorithms(self) -> list[str]:
+        return list(self.algorithms or (("HS256",) if self.secret else ASYMMETRIC))
+
+    def _audiences_at(self, resource: str) -> list[str]:
+        above = (name.removesuffix("/") + "/" for name in self._audiences)
+        is_ours = resource and any(resource.startswith(name) for name in above)
+        return [*self._audiences, resource] if is_ours else self._audiences
+
+    async def _verified(self, token: str, audiences: list[str]) -> Identity:
         try:
             key = self._key
             if self._keys is not None:
@@ -132,9 +239,9 @@ class JWTs(JWTConfig):
             claims = jwt.decode(
                 token,
                 key,
-                algorithms=list(self.algorithms or (("HS256",) if self.secret else ASYMMETRIC)),
+                algorithms=self._algorithms,
                 issuer=self.issuer,
-                audience=self._audiences,
+                audience=audiences,
                 leeway=self.leeway,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )

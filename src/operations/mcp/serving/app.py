@@ -38,7 +38,7 @@ from operations._tasks import cancel_tasks
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.front import Front
-from operations.front.http import STATE, RequestPipeline, RequestState
+from operations.front.http import STATE, RequestPipeline, RequestState, challenge_of
 from operations.front.messages import (
     REQUEST_ID,
     HostGuard,
@@ -188,11 +188,12 @@ class MCPApp:
         if tool is None:
             return
         try:
-            state.front.enforce_visible(tool.spec, state.identity)
+            state.front.enforce_visible(tool.spec, state.identity, path=route_path(state.scope))
         except CallError as error:
             # The service reports all other errors.
             if error.code == ErrorCode.ACCESS_DENIED:
-                raise (error if state.identity else state.front.challenge.missing()) from None
+                challenge = challenge_of(state.scope, state.front)
+                raise (error if state.identity else challenge.missing()) from None
 
     def _take_slot(self, state: RequestState, *, is_stream: bool) -> CallError | None:
         """Take a slot for a request; return the error for a call if only slots for answers are free.
