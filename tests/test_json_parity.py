@@ -276,9 +276,11 @@ async def openapi_response() -> AsyncGenerator[Send]:
             nonlocal body
             body = text
             try:
-                return (await registry.execute("api.call", {})).data
+                envelope = await registry.execute("api.call", {})
             except CallError:
                 return REJECTED
+            # A value that cannot be represented costs that value only, here the whole response.
+            return REJECTED if envelope.meta.changes else envelope.data
 
         yield send
 

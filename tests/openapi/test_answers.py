@@ -136,7 +136,7 @@ async def test_invalid_json_is_an_error(kind: str) -> None:
 
 
 @pytest.mark.requirement("R28")
-@pytest.mark.parametrize("content", [b"NaN", b'{"a":Infinity}', b'"\\ud800"', b"[" * 100_000, b"{"])
+@pytest.mark.parametrize("content", [b"NaN", b'{"a":Infinity}', b"[" * 100_000, b"{"])
 async def test_input_that_is_not_json_is_rejected(content: bytes) -> None:
     async with (
         serving(responding(content, "application/json")) as url,
@@ -366,7 +366,6 @@ async def test_declared_json_is_read_without_a_content_type(
     ("content", "reason"),
     [
         (b"[" * 200 + b"]" * 200, "is nested too deeply"),
-        (b'["\\ud800"]', "contains a lone surrogate"),
         (b'{"a":1', "is not JSON: "),
     ],
 )

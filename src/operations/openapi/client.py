@@ -23,6 +23,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
+from operations.openapi.decoding import JSONReader
 from operations.openapi.files import Counter, StreamedBody, Target, save
 from operations.openapi.reading.expected import ANY_JSON
 from operations.openapi.responses import (
@@ -310,7 +311,7 @@ class ServiceClient:
             if response.status == 429 or response.status >= 500:
                 raise CallError(ErrorCode.UNAVAILABLE, message)
             raise TokenRefusedError(message)
-        return read_data(response, ANY_JSON)
+        return read_data(response, ANY_JSON, JSONReader())
 
     async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
         """Fetch a document from an address that the operator configured, or from the same folder.

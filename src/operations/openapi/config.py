@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from operations._derive import Builder, ConfigKeyError, field_of
 from operations._hosts import origin_of
-from operations._json import MAX_RESPONSE_VALUES
+from operations._json import MAX_DEPTH, MAX_DOCUMENT_DEPTH
 from operations._proxies import ConnectionConfig
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
@@ -213,6 +213,10 @@ PagingRule: TypeAlias = (
 )
 
 
+_BYTES_PER_VALUE = 8
+"""The average size of a JSON value in a response; responses of real APIs have 15 to 50 bytes for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class HTTPServiceConfig(ConnectionConfig):
     """The settings of one HTTP API: address, credentials, selection of operations, and limits.
@@ -303,8 +307,12 @@ class HTTPServiceConfig(ConnectionConfig):
     max_response_bytes: Count = 16 << 20
     """The largest response in bytes."""
 
-    max_response_values: Count = MAX_RESPONSE_VALUES
-    """The largest number of JSON values in a response; an event of a stream may have 100,000."""
+    max_response_values: Count | None = None
+    """The largest number of JSON values in a response; by default one for every 8 bytes of `max_response_bytes`. An
+    event of a stream may have 100,000."""
+
+    max_response_depth: Count = MAX_DEPTH
+    """The largest number of levels in a response or an event, at most 500. Data with more than 64 is not normalised."""
 
     max_request_bytes: Count = 64 << 20
     """The largest request in bytes."""
@@ -360,9 +368,17 @@ class HTTPServiceConfig(ConnectionConfig):
         if isinstance(self.auth, Mapping):
             auth = HTTPAuth(**Builder().fields(HTTPAuth, self.auth, ("auth",)))
             object.__setattr__(self, "auth", auth)
+        if not 1 <= self.max_response_depth <= MAX_DOCUMENT_DEPTH:
+            raise ValueError(f"max_response_depth must be from 1 to {MAX_DOCUMENT_DEPTH}")
         self.enforce_connection()
         if self.files_root is not None:
             FilesRoot(self.files_root)
+
+    @property
+    def response_values(self) -> int:
+        """The largest number of JSON values in a response."""
+        given = self.max_response_values
+        return max(1, self.max_response_bytes // _BYTES_PER_VALUE) if given is None else given
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> "HTTPServiceConfig":

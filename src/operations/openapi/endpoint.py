@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from operations._hosts import joined_url, normal_url, origin_of
 from operations._json import canonical, is_list, is_object, object_of
 from operations.context import OperationContext
-from operations.envelopes import DescribedEnvelope, ResponseEnvelope
+from operations.envelopes import DescribedEnvelope, ResponseEnvelope, add_changes
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.bodies import HeldFiles, hold_files, without_files
 from operations.openapi.client import ServiceClient
+from operations.openapi.decoding import JSONReader
 from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
@@ -249,19 +250,23 @@ class Endpoint:
         described = expected.found.get(key) or expected.find(*key)
         schema = described.listed if described.is_stream else described.schema
         is_clean = not described.is_open and self._is_clean(content, described)
-        data = _decode(content) if is_clean else self._data(response, described)
+        config = self._client.config
+        reader = JSONReader(config.response_values, config.max_response_depth)
+        data = _decode(content) if is_clean else self._data(response, described, reader)
         if may_repeat(content, response.secrets):
             found = without_reflected(data, response.secrets)
             # The schema may not accept what replaces a credential.
             data, is_clean = found, is_clean and found is data
         meta = meta_of(response, response.secrets)
-        is_clean = is_clean or described.is_open
+        if reader.changes:
+            meta = add_changes(meta, reader.changes)
+        is_clean = is_clean or described.is_open or reader.is_deep
         return DescribedEnvelope(data, meta, schema, size=len(content), is_clean=is_clean)
 
     def _is_clean(self, content: bytes, described: ResponseData) -> bool:
         """Return whether a text is known to be JSON that is valid, within the limits, and needs no change."""
         check = described.check_text or described.find_check()
-        if check is None or len(content) >= 2 * self._client.config.max_response_values:
+        if check is None or len(content) >= 2 * self._client.config.response_values:
             return False
         try:
             check(content)
@@ -269,13 +274,14 @@ class Endpoint:
             return False
         return True
 
-    def _data(self, response: WholeResponse, described: ResponseData) -> Any:
+    def _data(self, response: WholeResponse, described: ResponseData, reader: JSONReader) -> Any:
         """Return the data of any response, which is normalised later."""
-        config, read = self._client.config, read_all if described.is_stream else read_data
+        read = read_all if described.is_stream else read_data
         try:
-            return read(response, described, config.max_response_values)
+            return read(response, described, reader)
         except CallError as error:
-            raise with_response(error, response, config.max_error_bytes) from None
+            limit = self._client.config.max_error_bytes
+            raise with_response(error, response, limit) from None
 
     def _draft(self, input: Any) -> Draft:
         plan = self._plan or self._ready()

@@ -4,9 +4,6 @@ Rule 1: memory stays below the limit, also for compressed responses: decompressi
 """
 
 import asyncio
-import codecs
-import json
-import re
 import zlib
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -19,25 +16,19 @@ import msgspec
 
 from operations._decoding import decode_json
 from operations._json import (
-    MAX_DEPTH,
     MAX_REQUEST_VALUES,
-    MAX_RESPONSE_VALUES,
-    JSONLimitError,
     JSONValueError,
 )
 from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.public_errors import redaction, spellings
 from operations.openapi.config import HTTPServiceConfig
+from operations.openapi.decoding import JSONReader, text_in
 from operations.openapi.files import from_base64
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
-from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
 from operations.types import JSONObject
-
-_DECLARED = re.compile(rb"""<\?xml\s[^>]{0,100}?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
-"""The encoding that an XML document declares."""
 
 
 def over_limit(what: str, limit: int) -> CallError:
@@ -53,11 +44,6 @@ _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-auth
 
 _NO_CODINGS = frozenset({"", "identity", "none", "binary", "utf-8", "aws-chunked"})
 """Values of `Content-Encoding` that do not change the content; some servers send a charset or a transfer coding."""
-
-_SUPERSETS = {
-    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
-}  # fmt: skip
-"""Charsets whose names servers and browsers use for larger ones (WHATWG Encoding)."""
 
 
 async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> AsyncGenerator[bytes]:
@@ -214,16 +200,14 @@ def meta_of(response: HTTPResponse | WholeResponse, secrets: list[str]) -> HTTPR
     )
 
 
-def read_data(
-    response: WholeResponse, described: ResponseData, max_values: int = MAX_RESPONSE_VALUES
-) -> Any:
+def read_data(response: WholeResponse, described: ResponseData, reader: JSONReader) -> Any:
     """Return the data of a successful response that is not a stream: JSON, text, bytes, or None if it is empty.
 
     Args:
         response: The response.
         described: What the document declares: JSON, also with another content type; or text, so that an empty body is
             empty text.
-        max_values: The largest number of JSON values.
+        reader: Decodes JSON within the limits.
 
     Raises:
         CallError: `EXECUTION_ERROR` if the content type or the document declares JSON and the body is not JSON;
@@ -233,93 +217,28 @@ def read_data(
     if response.status in EMPTY or not content:
         return "" if described.is_text else None
     if media.is_json(content_type):
-        return json_data(content, content_type, max_values)
+        return reader.read(content, content_type)
     if described.is_json and (media.is_text(content_type) or media.is_unspecific(content_type)):
         try:
-            data = json_data(content, content_type, max_values)
+            data = reader.read(content, content_type)
         except CallError as error:
             if error.code == ErrorCode.RESOURCE_EXHAUSTED or not (
                 media.is_unspecific(content_type)
-                or described.replaces_json(_text(content, content_type), content_type)
+                or described.replaces_json(text_in(content, content_type), content_type)
             ):
                 raise
         else:
             # A text such as `1.10` is not a number if the document declares a string.
             if not (media.is_text(content_type) and described.keeps_text(data)):
                 return data
+            reader.changes.clear()
     if media.is_text(content_type):
-        return _text(content, content_type)
+        return text_in(content, content_type)
     if described.is_base64:
         # Some servers send the bytes themselves.
         with suppress(ValueError):
             return from_base64(b"".join(content.split()))
     return content
-
-
-def event_data(text: str | bytes, what: str = "An event") -> Any:
-    """Return the JSON that an event or a line contains; `text` itself if it is not JSON.
-
-    Raises:
-        CallError: `RESOURCE_EXHAUSTED` if it holds too many values.
-    """
-    try:
-        return decode_json(text, max_values=MAX_REQUEST_VALUES)
-    except JSONValueError as error:
-        if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} {error.reason}.") from None
-        return text
-
-
-def json_data(content: bytes, content_type: str, max_values: int) -> Any:
-    """Return the value of a JSON text, in any charset.
-
-    Raises:
-        CallError: `EXECUTION_ERROR` if it is not JSON, `RESOURCE_EXHAUSTED` if it has too many values.
-    """
-    try:
-        try:
-            return decode_json(content, max_values=max_values, max_depth=MAX_DEPTH)
-        except JSONLimitError:
-            raise
-        except JSONValueError:
-            # Rarely, it is JSON in another charset or with a byte order mark.
-            text = _text(content, content_type, errors="strict")
-            return decode_json(text, max_values=max_values, max_depth=MAX_DEPTH)
-    except (JSONValueError, LookupError, UnicodeError) as error:
-        if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
-        kind = media.essence(content_type) or "without a content type"
-        reason = error.reason if isinstance(error, JSONValueError) else f"is not JSON: {error}"
-        message = f"The response ({kind}) {reason}."
-        raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
-
-
-def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
-    for mark, encoding in MARKS:
-        if content.startswith(mark):
-            return content[len(mark) :].decode(encoding, errors)
-    charset = media.parameter_of(content_type, "charset")
-    default = json.detect_encoding(content) if media.is_json(content_type) else "utf-8"
-    if not charset and media.is_xml(content_type):
-        found = _DECLARED.match(content)
-        charset = found[1].decode() if found is not None else ""
-    try:
-        text = _decoded_text(content, charset or default)
-        # Some codecs of Python that are no charsets produce text that cannot be encoded.
-        text.encode()
-    except (LookupError, ValueError):
-        # The charset is unknown, or the text is not valid in it.
-        if errors == "strict":
-            raise
-        text = content.decode("utf-8", "replace") if charset else content.decode("latin-1")
-    return text
-
-
-def _decoded_text(content: bytes, charset: str) -> str:
-    try:
-        return content.decode(charset)
-    except UnicodeError:
-        return content.decode(_SUPERSETS.get(codecs.lookup(charset).name, charset))
 
 
 async def read_error(
@@ -375,7 +294,7 @@ def _details(response: WholeResponse, limit: int, *, is_cut: bool = False) -> JS
     if content and not is_text:
         details |= {"body": b64encode(content).decode(), "encoding": "base64"}
     elif content:
-        details["body"] = text = redact(_text(content, content_type))
+        details["body"] = text = redact(text_in(content, content_type))
         if media.is_json(content_type) and not is_cut:
             with suppress(JSONValueError):
                 details["body"] = decode_json(text, max_values=MAX_REQUEST_VALUES)

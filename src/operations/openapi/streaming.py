@@ -22,29 +22,30 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import count_values, object_of
+from operations._json import MAX_REQUEST_VALUES, Path, count_values, object_of
 from operations.context import OperationContext
 from operations.envelopes import (
     DescribedEnvelope,
     HTTPResponseMeta,
     ResponseEnvelope,
+    add_changes,
     read_changes,
 )
 from operations.errors import CallError, ErrorCode
 from operations.openapi.client import ServiceClient
+from operations.openapi.decoding import JSONReader
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import EMPTY, ResponseData
 from operations.openapi.reflected import without_reflected
 from operations.openapi.responses import (
     WholeResponse,
-    event_data,
-    json_data,
     meta_of,
     over_limit,
     read_data,
     read_in_time,
 )
 from operations.openapi.transport import REPEATABLE, Draft, HTTPResponse, merged_headers
+from operations.schema import Schema
 
 MAX_PAUSE = 30.0
 """The longest pause before reconnecting, in seconds, even if the server asks for more."""
@@ -246,7 +247,7 @@ class JSONLinesDecoder:
         self._in_record, self._line, self._depth = False, 0, 0
 
 
-def read_all(response: WholeResponse, described: ResponseData, max_values: int) -> Any:
+def read_all(response: WholeResponse, described: ResponseData, reader: JSONReader) -> Any:
     """Return the data of a response that has arrived as a whole: the items of a stream as a list.
 
     Raises:
@@ -254,24 +255,29 @@ def read_all(response: WholeResponse, described: ResponseData, max_values: int) 
     """
     content, content_type = response.content, response.headers.get("content-type", "")
     if not (described.is_stream and media.is_stream(content_type)) or response.status in EMPTY:
-        return read_data(response, described, max_values)
+        return read_data(response, described, reader)
     if not media.is_sequence(content_type):
         events = EventStreamDecoder(max_event_bytes=len(content) + 1).feed(content)
-        return [item_data(event.data, described) for event in events if event.data != DONE]
+        texts = [event.data for event in events if event.data != DONE]
+        return [item_data(text, described, reader, (n, ())) for n, text in enumerate(texts)]
     items: list[Any] = []
     for line in JSONLinesDecoder(max_event_bytes=len(content)).feed(content + b"\n"):
         if line.strip() == DONE.encode():
             break
-        items.append(json_data(line, content_type, max_values))
-        max_values -= count_values(items[-1], max_values)
+        items.append(reader.read(line, content_type, (len(items), ())))
+        reader.max_values -= count_values(items[-1], reader.max_values)
     return items
 
 
-def item_data(text: str, described: ResponseData) -> Any:
+def item_data(text: str, described: ResponseData, reader: JSONReader, path: Path = ()) -> Any:
     """Return the data of an event: its JSON, or `text` itself if a string is declared or it is not JSON."""
     is_text = described.has_text_items and not described.quotes_text(text)
-    data = text if is_text else event_data(text)
-    return text if described.keeps_text(data) else data
+    known = len(reader.changes)
+    data = text if is_text else reader.read_event(text, path=path)
+    if described.keeps_text(data):
+        del reader.changes[known:]
+        return text
+    return data
 
 
 @dataclass(slots=True)
@@ -385,11 +391,13 @@ class EventStream:
         described, meta = self._described, self._meta
         lines = JSONLinesDecoder(max_event_bytes=self.client.config.max_event_bytes)
         async for chunk in chunks:
-            for data, is_raw in map(_line, lines.feed(chunk)):
+            for line in lines.feed(chunk):
+                data, is_raw, reader = self._line(line)
                 if is_raw and data == DONE:
                     return
-                yield DescribedEnvelope(data, meta, described.schema, is_raw)
-        for data, is_raw in map(_line, lines.finish()):
+                yield _described(data, meta, described.schema, reader, is_raw=is_raw)
+        for line in lines.finish():
+            data, is_raw, reader = self._line(line)
             if is_raw and data == DONE:
                 return
             if is_raw:
@@ -400,15 +408,28 @@ class EventStream:
             if is_cut:
                 message = "The stream ended within an item, which is therefore incomplete."
                 raise CallError(ErrorCode.EXECUTION_ERROR, message, {"item": str(data)[:_SHOWN]})
-            yield DescribedEnvelope(data, meta, described.schema, is_raw)
+            yield _described(data, meta, described.schema, reader, is_raw=is_raw)
+
+    def _line(self, line: bytes) -> tuple[Any, bool, JSONReader]:
+        """Return the data of a line, whether it is text because it is not JSON, and its reader."""
+        reader = self._reader()
+        data = reader.read_event(line, "A line")
+        if data is line:
+            return line.decode(errors="replace").strip(), True, reader
+        return data, False, reader
+
+    def _reader(self) -> JSONReader:
+        """Return a reader for one event."""
+        return JSONReader(MAX_REQUEST_VALUES, self.client.config.max_response_depth)
 
     async def _single(self, response: HTTPResponse) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the data of a response that is not a stream."""
         config = self.client.config
         content = await read_in_time(response, config)
         whole = WholeResponse("", response.status, response.headers, content)
-        data = read_data(whole, self._described, config.max_response_values)
-        yield DescribedEnvelope(data, self._meta, self._described.schema)
+        reader = JSONReader(config.response_values, config.max_response_depth)
+        data = await asyncio.to_thread(read_data, whole, self._described, reader)
+        yield _described(data, self._meta, self._described.schema, reader)
 
     async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events of one response."""
@@ -430,7 +451,7 @@ class EventStream:
                     is_resumed = False
                     self._remember(event.last_event_id)
                 if self.is_ours and event.event == "error":
-                    raise CallError.from_wire(object_of(event_data(event.data)))
+                    raise CallError.from_wire(object_of(self._reader().read_event(event.data)))
                 # An event without data is a heartbeat.
                 if event.data or self._described.takes_text(""):
                     yield self._envelope(event)
@@ -442,15 +463,18 @@ class EventStream:
     def _envelope(self, event: ServerSentEvent) -> ResponseEnvelope[Any]:
         """Return the envelope of one event."""
         described, meta = self._described, self._meta
-        data = event_data(event.data) if self.is_ours else item_data(event.data, described)
-        own = object_of(event_data(event.meta)) if self.is_ours and event.meta else {}
+        reader = self._reader()
+        ours = reader.read_event if self.is_ours else None
+        data = item_data(event.data, described, reader) if ours is None else ours(event.data)
+        own = object_of(ours(event.meta)) if ours is not None and event.meta else {}
         if own.get("encoding") == "base64" and isinstance(data, str):
             data = b64decode(data)
         marks = {"sse-event": event.event, "last-event-id": self._last_id}
-        envelope = DescribedEnvelope[Any](
+        envelope = _described(
             data,
             replace(meta, headers={**meta.headers, **marks}, sequence=event.last_event_id or None),
             described.schema,
+            reader,
             is_raw=data is event.data and not described.takes_text(event.data),
         )
         return read_changes(envelope, own) if own else envelope
@@ -480,7 +504,15 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
             yield chunk[start : start + _PIECE]
 
 
-def _line(line: bytes) -> tuple[Any, bool]:
-    """Return the data of a line, and whether it is text because it is not JSON."""
-    data = event_data(line, "A line")
-    return (line.decode(errors="replace").strip(), True) if data is line else (data, False)
+def _described(
+    data: Any,
+    meta: HTTPResponseMeta,
+    schema: Schema | None,
+    reader: JSONReader,
+    *,
+    is_raw: bool = False,
+) -> ResponseEnvelope[Any]:
+    """Return the envelope of data that `reader` has decoded."""
+    if reader.changes:
+        meta = add_changes(meta, reader.changes)
+    return DescribedEnvelope(data, meta, schema, is_raw, is_clean=reader.is_deep)
