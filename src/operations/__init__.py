@@ -1,6 +1,7 @@
 """Typed operations: functions, HTTP endpoints and MCP tools with one way to call and one result."""
 
-from operations._pipeline.plan import Call, Middleware, Next, NextStream, Remote, StreamMiddleware
+from operations._pipeline.plan import Call, Middleware, Next, NextStream, StreamMiddleware
+from operations._pipeline.remotes import Remote
 from operations._pipeline.streams import Subscription
 from operations.access import AccessControl, Identity, check_access, enforce_access
 from operations.channel import CallerChannel

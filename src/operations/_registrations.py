@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias, Unpack
 
 from msgspec.structs import replace as with_fields
 
-from operations._pipeline.plan import PipelineHost, Remote, forward
+from operations._pipeline.plan import PipelineHost
+from operations._pipeline.remotes import Remote, forward
 from operations._text import counted, suggestion
 from operations.authority import Authority
 from operations.context import OperationContext, may_call
@@ -95,9 +96,8 @@ class Registrations(PipelineHost):
         for candidate in operations:
             # Check the exact type first, for speed: importers register thousands of operations.
             if type(candidate) is not Operation and isinstance(candidate, OperationSpec):
-                handler = forward(candidate, self._remote)
-                candidate = Operation(candidate, handler, forwards=True)  # noqa: PLW2901
-                elsewhere.add(candidate.spec.id)
+                elsewhere.add(candidate.id)
+                candidate = forward(candidate, self._remote)  # noqa: PLW2901
             given = validate_operation(candidate)
             ready = given
             if self._adapters and (ready := self._adapted(given)) is not given:

@@ -175,6 +175,7 @@ def _read_operation(
     namespace, dot, name = operation_id.partition(".")
     if not dot:
         raise RegistrationError("an id has the form namespace.name")
+    reader = signature.reader(f"input of {operation_id}")
     tags = options.get("tags", ())
     enforce_lists(tags=tags, scopes=options.get("scopes"), scopes_any=options.get("scopes_any"))
     spec = OperationSpec(
@@ -191,9 +192,9 @@ def _read_operation(
         access_control=_access_of(options),
         idempotent=options.get("idempotent", False),
         authority=options.get("authority", False),
+        converts_input=reader.is_typed,
         meta=options.get("meta", {}),
     )
-    reader = signature.reader(f"input of {operation_id}")
     return Operation(
         spec,
         signature.bind_reader(function, reader),

@@ -18,7 +18,6 @@ def _object(required: JSONObject, optional: JSONObject) -> JSONObject:
 
 _TEXT: JSONObject = {"type": "string"}
 _TEXTS: JSONObject = {"type": "array", "items": _TEXT}
-_NUMBER: JSONObject = {"type": "number", "minimum": 0}
 _COUNT: JSONObject = {"type": "integer", "minimum": 0}
 _FLAG: JSONObject = {"type": "boolean"}
 _RESOURCES: JSONObject = {"type": "object", "additionalProperties": _TEXTS}
@@ -29,9 +28,9 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
         {
             "input": True,
             "parentRequestId": _TEXT,
-            "deadline": _NUMBER,
-            "timeoutMs": _NUMBER,
-            "idleTimeout": _NUMBER,
+            "deadline": _COUNT,
+            "timeoutMs": _COUNT,
+            "idleTimeout": _COUNT,
             "identity": _object(
                 {"id": _TEXT}, {"scopes": _TEXTS, "resources": _RESOURCES, "issuer": _TEXT}
             ),
@@ -42,6 +41,7 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
             "attempt": _COUNT,
             "resends": _COUNT,
             "requiredVersion": _COUNT,
+            "checked": _TEXT,
         },
     ),
     "call.responded": ({"requestId": _TEXT, "output": {}}, {"sequence": _COUNT, "replyTo": _TEXT}),
@@ -120,6 +120,7 @@ OPERATION_SPEC_SCHEMA = Schema(
             "errorSchemas": {"type": "array", "items": _ERROR},
             "idempotent": _FLAG,
             "authority": _FLAG,
+            "convertsInput": _FLAG,
             "_meta": {"type": "object"},
         },
     )

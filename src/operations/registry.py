@@ -15,15 +15,14 @@ from msgspec.structs import replace as with_fields
 
 from operations._json import JSONValueError
 from operations._pipeline.cache import PlanCache
-from operations._pipeline.path import authorize, invoke, prepare, run, timed
+from operations._pipeline.path import authorize, checked_input, invoke, prepare, run, timed
 from operations._pipeline.plan import (
     CallCounters,
     CallPlan,
     Middleware,
-    Remote,
     StreamMiddleware,
-    forward,
 )
+from operations._pipeline.remotes import Remote, forward
 from operations._pipeline.reports import report_refusal
 from operations._pipeline.streams import Subscription, stream
 from operations._registrations import Registrable, Registrations
@@ -40,7 +39,7 @@ from operations.errors import (
 )
 from operations.functions import typed_function
 from operations.observe import Observer
-from operations.schema import Schema, invalid_json, mismatch_error
+from operations.schema import CheckedInput, Schema, invalid_json, mismatch_error
 from operations.specs import (
     Operation,
     OperationSpec,
@@ -235,6 +234,26 @@ class OperationRegistry(Registrations):
         plan = self._plans.find(operation_id) or self._prepare(operation_id, context)
         return await authorize(plan, input, context)
 
+    async def checked_input(
+        self, operation_id: str, input: Any, context: OperationContext | None = None
+    ) -> CheckedInput:
+        """Return what the handler of an operation would receive, without running it.
+
+        For a process that forwards calls, and whose rules read the input.
+
+        Raises:
+            CallError: `ACCESS_DENIED`, `VALIDATION_ERROR` or `OPERATION_NOT_FOUND`, as a call would.
+        """
+        context = self._adopt(context)
+        operation_id = self.current_id(operation_id)
+        plan = self._plans.find(operation_id) or self._streams.find(operation_id)
+        if plan is None:
+            await self._compile_aside(operation_id)
+            known = self._operations.get(operation_id)
+            streaming = known is not None and known.spec.type is OperationType.SUBSCRIPTION
+            plan = self._prepare(operation_id, context, streaming=streaming)
+        return await checked_input(plan, input, context)
+
     async def _execute_first(
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> ResponseEnvelope[Any]:
@@ -311,7 +330,8 @@ class OperationRegistry(Registrations):
             with suppress(ValueError):
                 # The remote may administer authority with it, so that no pattern allows it.
                 spec = OperationSpec(namespace=namespace, name=name, type=kind, authority=True)
-                return Operation(spec, forward(spec, self._remote), forwards=True)
+                # Nor is it known whether the remote converts the input.
+                return forward(spec, self._remote, converts_input=True)
         raise self.not_found(operation_id, context)
 
     # ------------------------------------------------------------ middleware and observers

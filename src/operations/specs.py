@@ -179,6 +179,10 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether it administers authority, or the hub. Then no pattern allows it, only its exact id in a grant or in the
     `calls` of an operation."""
 
+    converts_input: bool = False
+    """Whether the handler may receive other values than those of the input, as the objects of a typed function. If
+    another process forwards a call, its rules then ask for the checked form of the input."""
+
     meta: JSONObject = msgspec.field(default_factory=dict[str, Any], name="_meta")
     """Data of the adapter, such as the origin; not part of the contract. `_meta` on the wire."""
 
@@ -209,6 +213,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             ("description", self.description, str),
             ("meta", self.meta, dict),
             ("authority", self.authority, bool),
+            ("converts_input", self.converts_input, bool),
             ("the access rule", self.access_control, AccessControl),
             *(("a tag", tag, str) for tag in self.tags),
             *(("an error", error, ErrorDefinition) for error in self.error_schemas),
@@ -284,6 +289,8 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             wire["idempotent"] = True
         if self.authority:
             wire["authority"] = True
+        if self.converts_input:
+            wire["convertsInput"] = True
         if self.meta:
             wire["_meta"] = self.meta
         return wire

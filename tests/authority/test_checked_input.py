@@ -1,8 +1,10 @@
 """What is checked is what runs: rules see the input as it was sent and as the handler receives it."""
 
+import asyncio
 import dataclasses
 import enum
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +46,8 @@ from operations import (
     OperationRegistry,
 )
 from operations.authority import ApprovalRule, Authority, Grants
+from operations.schema import CheckedForm
+from operations.schema.python.signatures import ArgumentReader
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio
@@ -444,6 +448,78 @@ async def test_the_object_that_was_checked_is_the_one_that_runs(name: str) -> No
     await world.approve()
     assert await world.outcome({"id": 4}, bot, name) == "ran"
     assert BUILT == [3, 4, 4]
+
+
+class Spy:
+    """A secret that notes in which threads its value is read."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def get_secret_value(self) -> int:
+        THREADS.add(threading.get_ident())
+        return self.value
+
+
+THREADS: set[int] = set()
+Spied = Annotated[Any, BeforeValidator(Spy)]
+
+
+async def test_the_form_of_a_large_input_is_written_in_a_thread() -> None:
+    world, bot = World(list[Spied]), await agent({"items": {"maximum": 5}})
+    small, large = [1], [1] * 6_000
+    for order, is_here in ((small, True), (large, False)):
+        THREADS.clear()
+        assert await world.outcome(order, bot) == "ran"
+        assert (threading.get_ident() in THREADS) is is_here
+    assert await world.outcome([*large, 6], bot) == DENIED
+
+
+async def test_the_form_of_a_call_that_has_ended_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_writing, is_over, has_stopped = (threading.Event() for _ in range(3))
+    read, write = list[int](), ArgumentReader._write
+
+    def noted_write(*args: Any) -> None:
+        write(*args)
+        has_stopped.set()
+
+    monkeypatch.setattr(ArgumentReader, "_write", noted_write)
+
+    class Slow(Spy):
+        def get_secret_value(self) -> int:
+            read.append(self.value)
+            is_writing.set()
+            is_over.wait()
+            return self.value
+
+    world = World(list[Annotated[Any, BeforeValidator(Slow)]])
+    call = asyncio.ensure_future(world.outcome([1] * 6_000, await agent({"items": True})))
+    await asyncio.to_thread(is_writing.wait)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    is_over.set()
+    await asyncio.to_thread(has_stopped.wait)
+
+    assert len(read) < 600
+    assert world.ran == []
+
+
+def test_many_places_of_a_form_are_changed_in_one_pass() -> None:
+    form = CheckedForm(
+        value={"a": [{"x": 1, "y": {"z": 2}}, 3], "b": 4},
+        filled=(("a", 0, "y", "z"), ("a", 0, "y"), ("a", 1), ("c", "d"), ("a", "q"), ("a", -1), ()),
+        generated=(("b",), ("b", "deep")),
+        secrets=(("a", 0, "x"), ("b",)),
+    )
+
+    assert form.sent == {"a": [{"x": 1}, None], "b": 4}
+    assert form.bound == {"a": [{"x": 1, "y": {"z": 2}}, 3]}
+    assert form.shown["b"] == "(set when it runs)"
+    assert form.shown["a"][0]["x"] != 1
+    assert form.value == {"a": [{"x": 1, "y": {"z": 2}}, 3], "b": 4}
 
 
 async def test_without_a_rule_no_form_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

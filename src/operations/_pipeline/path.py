@@ -74,6 +74,7 @@ from operations.errors import (
 )
 from operations.schema import (
     Change,
+    CheckedInput,
     CompiledSchema,
     Normalise,
     Schema,
@@ -191,6 +192,22 @@ async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> An
         forward_error(error)
         raise
     return value
+
+
+async def checked_input(plan: CallPlan, value: Any, context: OperationContext) -> CheckedInput:
+    """Return what the handler would receive in a call, for the rules of a process that forwards it; run nothing.
+
+    Raises:
+        CallError: `ACCESS_DENIED` or `VALIDATION_ERROR`, as the call would.
+    """
+    enter(plan, context)
+    plan, value = admit(plan, value, context)
+    identity = context.identity
+    grant = None if identity is None or not plan.operation.needs_grant else identity.grant
+    is_permitted = has_authority(plan, context)
+    if not is_permitted and not permits_form(plan, grant, context, value, plan.completed):
+        raise _denied(plan)
+    return await read_input(plan, value, context)
 
 
 async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any:

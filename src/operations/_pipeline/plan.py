@@ -25,7 +25,7 @@ from collections.abc import (
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec.json import encode
@@ -42,7 +42,6 @@ from operations.errors import (
     CallError,
     ErrorCode,
     cancelled_elsewhere,
-    operation_not_found,
     retrieve_exception,
     timed_out,
 )
@@ -50,11 +49,9 @@ from operations.observe import CallAbandoned, CallEvent, Observer, add_counts, n
 from operations.schema import Change
 from operations.specs import (
     Operation,
-    OperationHandler,
     OperationSpec,
     OperationType,
     OutputPolicy,
-    SubscriptionHandler,
     enforce_policy,
 )
 
@@ -614,42 +611,3 @@ def is_blocking(handler: Callable[..., Any]) -> bool:
         for candidate in (handler, getattr(handler, "__call__", None))  # noqa: B004 - its kind is the question
         for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     )
-
-
-class Remote(Protocol):
-    """Runs operations that have no local handler."""
-
-    async def call(
-        self, operation_id: str, input: Any, context: OperationContext
-    ) -> ResponseEnvelope[Any]:
-        """Run a query or mutation at the remote.
-
-        Raises:
-            CallError: The operation's error, or `UNAVAILABLE`.
-        """
-        ...
-
-    def subscribe(
-        self, operation_id: str, input: Any, context: OperationContext
-    ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Open a subscription at the remote."""
-        ...
-
-
-def forward(spec: OperationSpec, remote: Remote | None) -> OperationHandler | SubscriptionHandler:
-    """Return a handler that calls the remote, if there is one, for an operation without a local handler."""
-    operation_id = spec.id
-
-    async def nowhere(input: Any, context: OperationContext) -> Any:
-        reason = f"{operation_id} has no handler here, and no remote"
-        raise operation_not_found(operation_id, reason)
-
-    async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        return await cast("Remote", remote).call(operation_id, input, context)
-
-    def subscribe(input: Any, context: OperationContext) -> AsyncIterator[ResponseEnvelope[Any]]:
-        return cast("Remote", remote).subscribe(operation_id, input, context)
-
-    if remote is None:
-        return nowhere
-    return subscribe if spec.type is OperationType.SUBSCRIPTION else call

@@ -38,6 +38,7 @@ from operations.calls.events import (
     ResponsePayload,
     encode_error,
     encode_event,
+    milliseconds,
     read_event,
     read_output,
 )
@@ -340,7 +341,7 @@ class PendingRequestMap(CallSender):
                 operation_id, input, context, limit, identity, credential, metadata
             )
             payload = msgspec.structs.replace(
-                payload, credit=window, idle_timeout=None if idle is None else idle * 1000
+                payload, credit=window, idle_timeout=None if idle is None else milliseconds(idle)
             )
             now = asyncio.get_running_loop().time()
             stream = StreamEntry(payload.request_id, window)

@@ -19,6 +19,7 @@ Rule 2: unknown fields and types are skipped; malformed events are returned by `
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from types import NoneType
 from typing import Annotated, Any, TypeAlias, get_args
 
@@ -53,6 +54,20 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
 """An id or an address. Its length is limited, because it is stored."""
 
 
+_MAX_MS = 2**53 - 1
+
+Milliseconds: TypeAlias = (
+    Annotated[int, msgspec.Meta(ge=0, le=_MAX_MS)]
+    | Annotated[float, msgspec.Meta(ge=0, le=_MAX_MS)]
+)
+"""A time or a duration on the wire: an integer. Fractions, which older clients send, are accepted."""
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a number of seconds as milliseconds for the wire, rounded up."""
+    return ceil(min(max(seconds * 1000, 0), _MAX_MS))
+
+
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of an event: camelCase on the wire, without fields that have their default."""
 
@@ -66,13 +81,13 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     input: Any = msgspec.field(default_factory=NoneType)
     parent_request_id: Name | None = None
 
-    deadline: float | None = None
+    deadline: Milliseconds | None = None
     """Milliseconds since the epoch, by the caller's clock."""
 
-    timeout_ms: float | None = None
+    timeout_ms: Milliseconds | None = None
     """Milliseconds from the arrival of the request; takes precedence over `deadline`, because clocks differ."""
 
-    idle_timeout: float | None = None
+    idle_timeout: Milliseconds | None = None
     """The longest time between two items of a subscription, in milliseconds."""
 
     identity: Identity | None = None
@@ -94,6 +109,10 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
 
     resends: int = 0
     """Numbers the copies of a request that is sent again, so that a worker can drop a specific copy."""
+
+    checked: Name | None = None
+    """The digest of the checked form of the input, which rules of the caller have read: the worker rejects the request
+    if its handler would receive another one."""
 
     required_version: int | None = None
     """The worker rejects the request unless it supports this version of the protocol."""
@@ -200,7 +219,7 @@ class FencePayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
     resends: int = 0
 
-    age_ms: float = 0
+    age_ms: Milliseconds = 0
     """Milliseconds since the caller first sent the request; a worker may no longer remember older requests."""
 
 

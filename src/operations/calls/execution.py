@@ -394,6 +394,7 @@ class JobRunner(ABC):
             identity=job.identity,
             metadata=request.metadata or NOTHING,
             deadline=deadline,
+            checked=request.checked,
             channel=CallerChannel(
                 serves_anonymous=self._front.serves_anonymous,
                 deadline=deadline,

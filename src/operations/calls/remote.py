@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from sys import maxsize
 from typing import Any, Self, TypeAlias
 
 from msgspec.structs import replace
 
+from operations._pipeline.remotes import RemoteReader
 from operations._pipeline.streams import Subscription as EnvelopeStream
 from operations._resilience import Bulkhead
 from operations._tasks import cancel_tasks, shielded
@@ -303,15 +305,15 @@ class RemoteService:
         def subscribe(input: Any, context: OperationContext) -> EnvelopeStream:
             return calls.subscribe(there, input, context)
 
-        if spec.type is OperationType.SUBSCRIPTION:
-            return Operation(
-                here, subscribe, self._config.output, forwards=True, input=self._config.input
-            )
+        check = partial(calls.call, replayable=True)
+        reader = RemoteReader(there, check) if spec.converts_input else None
+        is_stream = spec.type is OperationType.SUBSCRIPTION
         return Operation(
             here,
-            call,
+            subscribe if is_stream else call,
             self._config.output,
-            source_timeout=seconds,
+            source_timeout=None if is_stream else seconds,
+            reader=reader,
             forwards=True,
             input=self._config.input,
         )

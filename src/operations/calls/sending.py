@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from operations._deadline import NEVER
 from operations._json import JSONValueError, as_json, reject_masked
+from operations._pipeline.remotes import checked_digest, checked_operation
 from operations._tasks import start_task
 from operations.access import Identity
 from operations.authority.grants import Delegate
@@ -35,6 +36,7 @@ from operations.calls.events import (
     encode_item,
     encode_response,
     enforce_limits,
+    milliseconds,
 )
 from operations.calls.failure_detector import FailureDetector
 from operations.calls.jobs import quietly
@@ -165,7 +167,7 @@ class CallSender(ABC):
                 and not context.trusted
                 and (context.authority is None or context.identity is not None)
             ):
-                credential = self._delegate(operation_id, context)
+                credential = self._delegate(checked_operation(operation_id, input), context)
         try:
             value = as_json(input)
             if value is not input:
@@ -178,13 +180,14 @@ class CallSender(ABC):
             operation_id=operation_id,
             input=value,
             parent_request_id=parent,
-            deadline=(time() + limit) * 1000 if bounded else None,
-            timeout_ms=limit * 1000 if bounded else None,
+            deadline=milliseconds(time() + limit) if bounded else None,
+            timeout_ms=milliseconds(limit) if bounded else None,
             # On other targets workers ignore it, and other clients may be able to read it.
             identity=identity if self._sends_identity else None,
             credential=credential,
             metadata=metadata,
             reply_to=self.mailbox or None,
+            checked=None if context is None else checked_digest(operation_id, input, context),
         )
 
     def _encoded(self, call: PendingCall) -> bytes:
@@ -279,7 +282,7 @@ class CallSender(ABC):
         call.dropped_by = frozenset()
         limit = None
         if call.expires_at != NEVER:
-            limit = max(0.0, call.expires_at - asyncio.get_running_loop().time()) * 1000
+            limit = milliseconds(call.expires_at - asyncio.get_running_loop().time())
         attempt = call.payload.attempt + may_have_begun
         call.payload = replace(call.payload, attempt=attempt, timeout_ms=limit)
         await self._send_again(call)

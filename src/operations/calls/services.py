@@ -39,9 +39,16 @@ from operations._json import (
     is_object,
     object_of,
 )
+from operations._pipeline.remotes import CHECK, FormAnswer
 from operations._references import DefinitionReferences, Placed, Scopes
 from operations._resilience import MAX_SECONDS, LogThrottle
-from operations.calls.events import AlivePayload, CallAlive, encode_event
+from operations.calls.events import (
+    AlivePayload,
+    CallAlive,
+    Milliseconds,
+    encode_event,
+    milliseconds,
+)
 from operations.calls.jobs import DEFAULT_TIMEOUT, Served, WorkerConfig, quietly
 from operations.context import OperationContext, may_call
 from operations.errors import CallError, ErrorCode, operation_not_found
@@ -109,7 +116,7 @@ def _entry_of(
         "scopes": [place and place.scope for place in placed],
         "definitions": definitions,
     }
-    return entry if seconds is None else {**entry, "timeoutMs": seconds * 1000}
+    return entry if seconds is None else {**entry, "timeoutMs": milliseconds(seconds)}
 
 
 class _Entry(msgspec.Struct, rename="camel"):
@@ -117,7 +124,7 @@ class _Entry(msgspec.Struct, rename="camel"):
     spec: msgspec.Raw = msgspec.Raw(b"null")
     scopes: list[str | None] = []
     definitions: dict[str, dict[str, msgspec.Raw]] = {}
-    timeout_ms: float | None = None
+    timeout_ms: Milliseconds | None = None
 
 
 _read_entry = msgspec.json.Decoder(_Entry).decode
@@ -262,7 +269,7 @@ def _with_schemas(spec: OperationSpec, schemas: list[Schema]) -> OperationSpec:
 LIST = "services.list"
 DESCRIBE = "services.describe"
 SCHEMA = "services.schema"
-SERVICES = frozenset({LIST, DESCRIBE, SCHEMA})
+SERVICES = frozenset({CHECK, LIST, DESCRIBE, SCHEMA})
 """The operations that every worker serves."""
 
 MAX_LIST = 4 * 1024 * 1024
@@ -303,6 +310,21 @@ _SCHEMA_SPEC = replace(
         {
             "type": "object",
             "properties": {"operationId": {"type": "string"}},
+            "required": ["operationId"],
+        }
+    ),
+    output_schema=from_schema({"type": "object"}),
+)
+
+
+_CHECK_SPEC = replace(
+    _LIST_SPEC,
+    name="check",
+    description="The checked form of an input: what the handler of an operation would receive. Nothing runs.",
+    input_schema=from_schema(
+        {
+            "type": "object",
+            "properties": {"operationId": {"type": "string"}, "input": True},
             "required": ["operationId"],
         }
     ),
@@ -493,6 +515,14 @@ class _Describing:
                 return _listed(spec)
         raise operation_not_found(input["operationId"])
 
+    async def check_input(self, input: Any, context: OperationContext) -> FormAnswer:
+        """Return the checked form of an input."""
+        operation_id = input["operationId"]
+        # This operation is in a registry of its own.
+        context = replace(context, registry=self._registry)
+        checked = await self._registry.checked_input(operation_id, input.get("input"), context)
+        return FormAnswer(checked.form, checked.problem)
+
 
 def service_operations(registry: OperationRegistry, target: EventTarget) -> list[Operation]:
     """Return the operations that describe a registry to callers at the other end of `target`."""
@@ -501,4 +531,5 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         Operation(_LIST_SPEC, describing.list_operations, output="off", needs_grant=False),
         Operation(_DESCRIBE_SPEC, describing.describe_operations, output="off", needs_grant=False),
         Operation(_SCHEMA_SPEC, describing.show_operation, output="off", needs_grant=False),
+        Operation(_CHECK_SPEC, describing.check_input, output="off", needs_grant=False),
     ]

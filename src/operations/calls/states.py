@@ -32,6 +32,7 @@ from operations.calls.events import (
     RequestPayload,
     ResponsePayload,
     encode_event,
+    milliseconds,
     read_output,
 )
 from operations.envelopes import ResponseEnvelope
@@ -276,7 +277,7 @@ class PendingCall(msgspec.Struct, eq=False):
         """Return the question to a worker whether it drops this copy of the request."""
         request, age = self.payload, now - self.made_at
         return FencePayload(
-            request_id=request.request_id, resends=request.resends, age_ms=age * 1000
+            request_id=request.request_id, resends=request.resends, age_ms=milliseconds(age)
         )
 
     def claim(self, worker: str, now: float) -> None:

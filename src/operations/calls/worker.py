@@ -544,7 +544,7 @@ async def serve_calls(
     """Serve the operations of a registry to callers of a group for the duration of an `async with` block.
 
     The worker receives requests when the block starts. At its end, it stops accepting requests and finishes running
-    ones. `services.list`, `services.describe` and `services.schema` are served too. Call it as
+    ones. `services.list`, `services.describe`, `services.schema` and `services.check` are served too. Call it as
     `serve_calls(registry, target, **options)`, with the fields of `WorkerConfig`.
 
     Raises:

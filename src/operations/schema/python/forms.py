@@ -13,7 +13,7 @@ Rule 3: the form names the places of secrets, so that no display shows them, and
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -89,21 +89,17 @@ class CheckedForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     @cached_property
     def sent(self) -> Any:
         """The form without the values that the caller did not send."""
-        return _without(self.value, self.filled)
+        return _changed(self.value, [(self.filled, _ABSENT)])
 
     @cached_property
     def bound(self) -> Any:
         """The form without the values that differ in each call: an approval binds the rest."""
-        return _without(self.value, self.generated)
+        return _changed(self.value, [(self.generated, _ABSENT)])
 
     @cached_property
     def shown(self) -> Any:
         """The form for people: without secrets, and without values that differ in each call."""
-        shown = self.value
-        for places, text in ((self.secrets, MASK), (self.generated, GENERATED)):
-            for place in places:
-                shown = _replaced(shown, place, text)
-        return shown
+        return _changed(self.value, [(self.secrets, MASK), (self.generated, GENERATED)])
 
     @cached_property
     def digest(self) -> str:
@@ -143,27 +139,58 @@ class CheckedInput(msgspec.Struct, kw_only=True):
         return self.reader is reader and (self.input is value or self.input == value)
 
 
-def _without(value: Any, places: Iterable[Place]) -> Any:
-    for place in places:
-        value = _replaced(value, place, _ABSENT)
-    return value
+_Changes: TypeAlias = dict[str | int, Any]
+"""What to change inside a value, by key or index: further changes, or the new value."""
 
 
-def _replaced(value: Any, place: Place, new: Any) -> Any:
-    """Return a copy of `value` with a new value at `place`, or without this place."""
-    if not place:
-        return new
-    token, rest = place[0], place[1:]
-    if is_object(value) and token in value:
-        found = _replaced(value[token], rest, new)
-        if found is _ABSENT:
-            return {name: item for name, item in value.items() if name != token}
-        return {**value, token: found}
-    if is_list(value) and isinstance(token, int) and token < len(value):
-        found = _replaced(value[token], rest, new)
+class _New(msgspec.Struct, frozen=True):
+    """A new value, in changes."""
+
+    value: Any
+
+
+def _changed(value: Any, changes: Iterable[tuple[Iterable[Place], Any]]) -> Any:
+    """Return a copy of `value` with a new value at each place; the last one counts if two are for the same place.
+
+    All places are changed in one pass, because an input may have many.
+    """
+    noted: _Changes = {}
+    for places, new in changes:
+        for place in places:
+            _note(noted, place, new)
+    return _applied(value, noted)
+
+
+def _note(changes: "_Changes | _New", place: Place, new: Any) -> None:
+    for token in place[:-1]:
+        if isinstance(changes, _New):
+            # An outer value is replaced.
+            return
+        changes = changes.setdefault(token, {})
+    if place and not isinstance(changes, _New):
+        changes[place[-1]] = _New(new)
+
+
+def _applied(value: Any, changes: "_Changes | _New") -> Any:
+    if isinstance(changes, _New):
+        return changes.value
+    if is_object(value):
+        held = dict(value)
+        for token, inside in changes.items():
+            if isinstance(token, str) and token in held:
+                found = _applied(held[token], inside)
+                if found is _ABSENT:
+                    del held[token]
+                else:
+                    held[token] = found
+        return held
+    if is_list(value):
         items: list[Any] = [*value]
-        # An item keeps its position.
-        items[token] = None if found is _ABSENT else found
+        for token, inside in changes.items():
+            if isinstance(token, int) and 0 <= token < len(items):
+                found = _applied(items[token], inside)
+                # An item keeps its position.
+                items[token] = None if found is _ABSENT else found
         return items
     return value
 
@@ -314,10 +341,18 @@ class FormWriter:
     Args:
         names: The names of pydantic's classes.
         reads_bytes: Whether bytes outside pydantic's classes were read from base64.
+        is_over: Returns whether the form is no longer needed.
     """
 
-    def __init__(self, names: ForeignNames, *, reads_bytes: bool = True) -> None:
+    def __init__(
+        self,
+        names: ForeignNames,
+        *,
+        reads_bytes: bool = True,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._names = names
+        self._is_over = is_over
         self._bytes_as = "base64" if reads_bytes else None
         self._left = MAX_DOCUMENT_VALUES
         self._is_default = False
@@ -357,6 +392,8 @@ class FormWriter:
         self._left -= 1
         if self._left < 0 or len(place) > MAX_DEPTH:
             raise FormError("is too large to be checked", place)
+        if not self._left % 256 and self._is_over():
+            raise FormError("is not needed any more", place)
         kind = _class_of(value)
         if value is None or kind is bool:
             return value
