@@ -18,6 +18,7 @@ from operations._json import (
     JSONValueError,
     as_json,
     canonical,
+    count_values,
     object_of,
 )
 from operations._text import printable
@@ -32,6 +33,7 @@ from operations.schema.casting import (
 )
 from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.checking import Checker, SharedDefinitions
+from operations.schema.compiling import MAX_SCHEMA_VALUES
 from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
 from operations.schema.plans import MISSING, Plan
@@ -344,6 +346,9 @@ _in_use: WeakValueDictionary[tuple[bool, bytes], CompiledSchema] = WeakValueDict
 
 
 def _compiled(document: JSONSchema, *, drop_patterns: bool = False) -> CompiledSchema:
+    if count_values(document, MAX_SCHEMA_VALUES) > MAX_SCHEMA_VALUES:
+        # Too large to compile, or it contains itself.
+        return CompiledSchema(document, drop_patterns=drop_patterns)
     try:
         text = encode(as_json(document, MAX_DOCUMENT_DEPTH))
     except Exception:  # noqa: BLE001 - compiling it raises the error that explains what is wrong
