@@ -9,6 +9,7 @@ from tests.calls.worlds import (
     MemoryWorld,
     WebSocketWorld,
     World,
+    durable_world,
     nats_world,
     redis_world,
 )
@@ -31,11 +32,21 @@ def nats_server() -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def jetstream_server() -> Iterator[Broker]:
+    broker = NatsServer("-js")
+    broker.options = ("-js", "-sd", broker.folder)
+    with running(broker):
+        yield broker
+
+
 def make_world(name: str, request: pytest.FixtureRequest) -> World:
     if name == "redis":
         return redis_world(request.getfixturevalue("redis_server").url)
     if name == "nats":
         return nats_world(request.getfixturevalue("nats_server").url)
+    if name == "durable":
+        return durable_world(request.getfixturevalue("jetstream_server").url)
     return MemoryWorld() if name == "memory" else WebSocketWorld()
 
 
@@ -54,6 +65,12 @@ def broker_world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture(params=("redis", "nats", "websocket"))
 def remote_world(request: pytest.FixtureRequest) -> World:
     """The transports over which another process can be reached."""
+    return make_world(request.param, request)
+
+
+@pytest.fixture(params=("redis", "nats", "durable", "websocket"))
+def restarted_world(request: pytest.FixtureRequest) -> World:
+    """The transports over which a worker can be started again, with durable queues."""
     return make_world(request.param, request)
 
 

@@ -137,6 +137,13 @@ def build_registry() -> OperationRegistry:
         note(path, "finished")
         return "written"
 
+    @registry.operation("slow.save", idempotent=True)
+    async def save(seconds: float, path: str) -> str:
+        note(path, f"started {os.getpid()}")
+        await asyncio.sleep(seconds)
+        note(path, "finished")
+        return "saved"
+
     @registry.operation("slow.stubborn")
     async def stubborn(seconds: float) -> str:
         end = time.monotonic() + seconds

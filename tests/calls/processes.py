@@ -90,6 +90,7 @@ async def _start(world: Any, skew: int, settings: dict[str, Any]) -> asyncio.sub
         "url": getattr(world, "url", ""),
         "prefix": getattr(world, "prefix", ""),
         "port": getattr(world, "port", 0),
+        "target": getattr(world, "options", {}),
         **settings,
     }
     return await asyncio.create_subprocess_exec(

@@ -148,7 +148,8 @@ async def test_f1_the_loss_of_the_last_worker_of_a_group_is_detected_in_time(
 ) -> None:
     path = tmp_path / "log"
     async with worker_process(broker_world) as worker, caller(broker_world) as calls:
-        call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
+        # Queries wait until the worker returns.
+        call = asyncio.create_task(calls.call("slow.write", {"seconds": 60, "path": str(path)}))
         await until(lambda: started(path))
         worker.kill()
         with time_limit(28), pytest.raises(CallError) as caught:

@@ -51,8 +51,11 @@ class MemoryWorld:
 
 
 class BrokerWorld:
-    def __init__(self, name: str, url: str, open_target: Callable[..., Any]) -> None:
+    def __init__(
+        self, name: str, url: str, open_target: Callable[..., Any], **options: Any
+    ) -> None:
         self.name = name
+        self.options = options
         self.url = url
         self.prefix = f"t{token_hex(4)}"
         self._open = open_target
@@ -63,7 +66,7 @@ class BrokerWorld:
         prefix = self.prefix + (":" if self.name == "redis" else "")
         # Longer than by default: a busy machine is not what the tests check.
         options.setdefault("connect_timeout", 30)
-        async with self._open(url, prefix=prefix, **options) as target:
+        async with self._open(url, prefix=prefix, **self.options, **options) as target:
             yield target
 
     @asynccontextmanager
@@ -113,6 +116,10 @@ def redis_world(url: str) -> BrokerWorld:
 
 def nats_world(url: str) -> BrokerWorld:
     return BrokerWorld("nats", url, connect_nats)
+
+
+def durable_world(url: str) -> BrokerWorld:
+    return BrokerWorld("nats", url, connect_nats, durable=True)
 
 
 @asynccontextmanager

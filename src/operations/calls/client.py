@@ -22,6 +22,7 @@ from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.events import (
     AbortPayload,
+    AlivePayload,
     CallAborted,
     CallAlive,
     CallCompleted,
@@ -129,6 +130,7 @@ class PendingRequestMap(CallSender):
             self._workers,
             end=self._end,
             resend=self._resend,
+            send_again=lambda call: self._spawn(self._send_again(call)),
             call=self.call,
             heartbeat=heartbeat,
             silence=silence,
@@ -141,6 +143,8 @@ class PendingRequestMap(CallSender):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._detecting: asyncio.Task[Any] | None = None
         self._closed = self._was_unreachable = False
+        self._asks_peer = target.direct
+        """Whether the peer must still be asked which of its operations may run again."""
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -303,6 +307,9 @@ class PendingRequestMap(CallSender):
         call = PendingCall(payload, replayable, now + limit, limit, now, future=future)
         self._add(call)
         try:
+            if replayable is None and self._asks_peer:
+                # Before the request, which may kill the peer.
+                self._asks_peer = not await self._detector.ask_for_list(self._workers_address)
             await self._send(call)
             return await future
         except BaseException as error:
@@ -443,7 +450,7 @@ class PendingRequestMap(CallSender):
         elif isinstance(event, CallAlive):
             # Requests are sent to the address in it.
             if self.target.is_worker(event.payload.worker):
-                self._detector.on_alive(event.payload)
+                self._receive_report(event.payload)
             else:
                 self.malformed += 1
         elif isinstance(event, CallOffered):
@@ -457,6 +464,17 @@ class PendingRequestMap(CallSender):
             self._reject(event.payload, delivery.reply_to)
         else:
             self.ignored += 1
+
+    def _receive_report(self, alive: AlivePayload) -> None:
+        """Process the report of a worker, and ask it which of its operations may run again if that is not known."""
+        self._detector.on_alive(alive)
+        if alive.replayable is not None:
+            return
+        if self.target.direct:
+            # The peer serves other operations now.
+            self._asks_peer = True
+        elif self._workers.needs_list(alive.specs, asyncio.get_running_loop().time()):
+            self._spawn(self._detector.ask_for_list(alive.worker))
 
     def _apply(
         self, event: CallResponded | CallCompleted | CallFailed | CallAborted, size: int
@@ -522,21 +540,37 @@ class PendingRequestMap(CallSender):
     def lost(self, reason: str) -> None:
         """Handle a lost connection. If the connection is the peer itself, its calls are lost as well."""
         self._detector.lost()
-        if self.target.direct:
-            for request_id, call in tuple(self.pending.items()):
+        if not self.target.direct:
+            return
+        for request_id, call in tuple(self.pending.items()):
+            may_run_again = self._detector.may_run_again(call) is True
+            if may_run_again and self.target.reconnects:
+                # Sent again when the peer has returned.
+                self._spawn(self._detector.replace(call))
+            else:
                 # A mutation may have run, and a retry could run it twice.
-                is_safe = call.stream is not None or call.replayable is True
+                is_safe = call.stream is not None or may_run_again
                 error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=is_safe)
                 self._end(request_id, error)
 
     def restored(self) -> None:
         """Handle a restored connection. Workers may need more time to reconnect."""
         self._detector.restored()
+        self._asks_peer = self.target.direct
 
     # ---------------------------------------------------------------------------------------- ending
 
     def _expire(self, call: PendingCall) -> None:
         payload = call.payload
+        if self._detector.is_unserved(call):
+            reason = "its worker was lost" if payload.attempt > 1 else "there is no worker"
+            waited = f"none has returned within {in_seconds(call.limit)}"
+            message = f"{payload.operation_id} could not run: {reason}, and {waited}"
+            unavailable = CallError(ErrorCode.UNAVAILABLE, message)
+            if payload.attempt == 1 and not call.sent_at:
+                unavailable.begun = False
+            self._abort(call, unavailable)
+            return
         error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
         if not self.target.direct and self._detector.is_unanswered(call):
             advice = f"Check that the workers are not blocked. {SIGNING_ADVICE}"

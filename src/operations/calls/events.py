@@ -235,6 +235,9 @@ class ProbePayload(_Payload, frozen=True, kw_only=True):
     stats: bool = False
     """Whether the worker should report its `WorkerStats`."""
 
+    replayable: bool = False
+    """Whether the worker should report which of its operations may run again."""
+
 
 class AlivePayload(_Payload, frozen=True, kw_only=True):
     """A report of a worker: that it is present, and which calls of a probe it has."""
@@ -261,6 +264,9 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
 
     stats: WorkerStats | None = None
     """Set if the probe requested it."""
+
+    replayable: str | None = None
+    """The list of the operations of the worker that may run again; set if the probe requested it."""
 
 
 class OfferPayload(_Payload, frozen=True, kw_only=True):

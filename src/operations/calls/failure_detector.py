@@ -19,6 +19,8 @@ Rule 2: a lost call is sent again if every worker that can have received it conf
 Rule 3: any other lost call may have run. It runs again if that is known to be safe (a query, or idempotent), at most
         `MAX_ATTEMPTS` times; otherwise it ends with `UNAVAILABLE`.
 Rule 4: probes are not used for workers of other implementations, which never respond to them.
+Rule 5: a lost call that may run again waits for a worker until its deadline. A new call that may run again does so if
+        workers were lost a short time ago; any other call ends soon if there is no worker.
 """
 
 import asyncio
@@ -60,6 +62,9 @@ _ASK_EVERY = 5.0
 """Seconds between two probes of all workers while this client chooses among them. It does not choose those that did not
 respond to the last but one."""
 
+_RESTART = 10.0
+"""Seconds after the loss of workers in which new calls that may run again wait for their return."""
+
 _ANSWER = 0.4
 """The fraction of a heartbeat within which the workers of a group respond to a probe."""
 
@@ -98,7 +103,8 @@ class FailureDetector:
         pending: The calls of the client.
         workers: The workers that the client knows.
         end: Ends a call with an error.
-        resend: Sends a call again.
+        resend: Sends a call again, and counts an attempt.
+        send_again: Sends a call that was not delivered again, in the background.
         call: Calls an operation of the group.
         heartbeat: Seconds between probes.
         silence: Seconds after which a connected worker that does not respond counts as lost.
@@ -117,6 +123,7 @@ class FailureDetector:
         *,
         end: Callable[[str, CallError], None],
         resend: Callable[..., Awaitable[None]],
+        send_again: Callable[[PendingCall], object],
         call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
         heartbeat: float,
         silence: float,
@@ -128,6 +135,7 @@ class FailureDetector:
         self._workers = workers
         self._end = end
         self._resend = resend
+        self._send_again = send_again
         self._call = call
         self._all_workers = target.control(group)
         self._heartbeat = heartbeat
@@ -136,6 +144,12 @@ class FailureDetector:
         self.restorations = 0
         self._were_there = False
         self._replayable: dict[str, bool] = {}
+        self._parked: dict[str, PendingCall] = {}
+        """The calls that wait for a worker to return."""
+        self._lost_at = -NEVER
+        """When workers were last found to be lost."""
+        self._is_unserved = False
+        """Whether the last look found no worker."""
         self._outages = Outages()
         self._changed_at = 0.0
         """The last time that a worker or this client disconnected or reconnected."""
@@ -146,13 +160,20 @@ class FailureDetector:
         self._unserved_since = NEVER
         # Only known workers can be detected as lost.
         self._roll_call_at = self._roll_called_at = 0.0
+        self._greeted_at = 0.0
+        """When the first probe of all workers was sent, until the first look; 0 if it could not be sent."""
         self._roll_call_pause = heartbeat
 
     def on_alive(self, alive: AlivePayload) -> None:
         """Process the report of a worker."""
-        self._unserved_since = NEVER
-        self._heard.set()
         now = asyncio.get_running_loop().time()
+        if alive.replayable is not None:
+            self._workers.learn(alive.specs, alive.replayable)
+            if self._target.direct:
+                # The peer reports nothing else in the response.
+                return
+        self._unserved_since, self._is_unserved = NEVER, False
+        self._heard.set()
         if alive.arrived:
             self._changed_at = now
         self._absent_since.pop(alive.worker, None)
@@ -172,6 +193,8 @@ class FailureDetector:
                 call.dropped_by |= {alive.worker}
         if alive.fenced:
             self._dropped.set()
+        if alive.accepts:
+            self._send_parked()
 
     def on_absent(self, worker: str) -> None:
         """Handle a worker that the broker does not have: do not choose it, and remove it if it does not return."""
@@ -183,6 +206,8 @@ class FailureDetector:
                 self._remove(worker, now)
 
     def _remove(self, worker: str, now: float) -> None:
+        if worker in self._workers.staying:
+            self._lost_at = now
         self._workers.forget(worker)
         self._absent_since.pop(worker, None)
         self._changed_at = now
@@ -195,8 +220,13 @@ class FailureDetector:
         """
         if await self._target.is_present(self._all_workers):
             return True
-        self._workers.forget_all()
+        self._remove_all()
         return False
+
+    def _remove_all(self) -> None:
+        if self._workers.staying:
+            self._lost_at = asyncio.get_running_loop().time()
+        self._workers.forget_all()
 
     def expects_workers(self) -> bool:
         """Return whether a group that has no workers at the broker now may soon have workers again.
@@ -210,8 +240,31 @@ class FailureDetector:
             self._workers.heard_at and now - self._unserved_since < SETTLING
         ):
             return True
-        self._workers.forget_all()
+        self._remove_all()
         return False
+
+    def awaits_return(self, call: PendingCall) -> bool:
+        """Return whether a call that found no worker waits until one returns; if so, `on_alive` sends it again."""
+        now = asyncio.get_running_loop().time()
+        if self._workers.staying:
+            self._lost_at = now
+        is_lost = call.payload.attempt > 1 or now - self._lost_at < _RESTART
+        if not is_lost or not self.may_run_again(call):
+            return False
+        self._parked[call.payload.request_id] = call
+        return True
+
+    def _send_parked(self) -> None:
+        """Send the calls that wait for a worker, because one has returned."""
+        parked, self._parked = self._parked, {}
+        for call in parked.values():
+            if self._is_open(call):
+                self._send_again(call)
+
+    def is_unserved(self, call: PendingCall) -> bool:
+        """Return whether a call that may run again has found no worker; forget it, because it ends now."""
+        is_parked = self._parked.pop(call.payload.request_id, None) is not None
+        return is_parked or (self._is_unserved and self.may_run_again(call) is True)
 
     def may_be_restored(self, call: PendingCall) -> bool:
         """Return whether a restored broker may have delivered a request a second time."""
@@ -244,6 +297,7 @@ class FailureDetector:
         """Handle a lost connection: until it is restored, workers may start and stop unnoticed."""
         self._workers.is_complete = False
         self._outages.lost()
+        self._is_unserved = self._target.direct
 
     def restored(self) -> None:
         """Handle a restored connection: probe at once for workers and for missed replies."""
@@ -256,11 +310,15 @@ class FailureDetector:
         self._changed_at = self._outages.restored_at
         self._hurry.set()
         if self._target.direct:
+            self._is_unserved = False
             # The peer may have been replaced by another version.
             self._workers.specs_changed.set()
 
     async def run(self) -> None:
         """Probe and check calls until cancelled."""
+        now = asyncio.get_running_loop().time()
+        if await self.ask_for_list(self._all_workers):
+            self._greeted_at = now
         while True:
             # Cleared before the probe, because a reconnect during the probe requires another one.
             self._hurry.clear()
@@ -281,6 +339,10 @@ class FailureDetector:
         """Ask the workers of the calls without news, and handle the calls that no worker reports in time."""
         if not self._target.is_connected:
             return
+        self._parked = {key: call for key, call in self._parked.items() if self._is_open(call)}
+        if self._parked and await self._target.is_present(self._all_workers):
+            # The announcement of the worker may have been lost.
+            self._send_parked()
         # Some workers respond late.
         await self._count_workers()
         asked_at = asyncio.get_running_loop().time()
@@ -297,7 +359,10 @@ class FailureDetector:
         if is_roll_call:
             # A worker that is present now may be lost before it responds.
             self._were_there = self._were_there or await self._target.is_present(self._all_workers)
-        await self._probe_all(quiet, is_roll_call)
+        if self._greeted_at:
+            asked_at, self._greeted_at = self._greeted_at, 0.0
+        else:
+            await self._probe_all(quiet, is_roll_call)
         # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
         if is_roll_call and restorations == self.restorations:
             self._plan_roll_call(asked_at)
@@ -368,6 +433,7 @@ class FailureDetector:
             return True
         there = await self._target.is_present(self._all_workers)
         self._were_there = self._were_there or there
+        self._is_unserved = not there
         return there if self._were_there else None
 
     async def _probe(
@@ -392,7 +458,7 @@ class FailureDetector:
         safe = [call for call in lost if call.worker not in view.gone]
         unsafe = [call for call in lost if call.worker in view.gone]
         unsafe += await self._resend_unbegun(safe)
-        await asyncio.gather(*(self._replace(call) for call in unsafe if self._is_open(call)))
+        await asyncio.gather(*(self.replace(call) for call in unsafe if self._is_open(call)))
 
     async def _view(
         self, missing: list[PendingCall], moment: float, are_there: bool | None
@@ -420,13 +486,14 @@ class FailureDetector:
             return True
         if view.absent and (call.worker is None or call.worker in view.absent):
             # A worker may be reconnecting to another server of the broker; only a mutation waits for it.
-            if call.stream is None and not self._is_known_to_be_replayable(call):
+            if call.stream is None and not self.may_run_again(call):
                 call.misses += 1
                 return False
             if call.worker is not None:
                 return True
-        # Without workers, a request in the queue of the broker is lost, unless the queue is durable.
-        if (view.are_there or self._target.durable) and await self._is_waiting(call):
+        # Without workers, a request in the queue of the broker is lost, unless the queue is durable or it may wait.
+        waits = view.are_there or self._target.durable or self.may_run_again(call)
+        if waits and await self._is_waiting(call):
             return False
         if view.are_there is False:
             return self._is_missed(call)
@@ -495,17 +562,17 @@ class FailureDetector:
 
     def _awaits_worker(self, call: PendingCall, moment: float) -> bool:
         """Return whether a worker that can have a mutation has not responded since then, but does not count as lost."""
-        if call.stream is not None or self._is_known_to_be_replayable(call):
+        if call.stream is not None or self.may_run_again(call):
             return False
         workers = [call.worker] if call.worker is not None else self._workers.heard_at
         if all(self._workers.heard_at.get(worker, 0.0) >= moment for worker in workers):
             return False
         return moment - call.seen_at <= self._silence
 
-    async def _replace(self, call: PendingCall) -> None:
+    async def replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""
         request = call.payload
-        is_safe = call.stream is not None or await self._may_run_again(call)
+        is_safe = call.stream is not None or await self._ask_if_replayable(call)
         if call.stream is not None or not is_safe:
             reason = "the worker was lost"
             if call.worker is None:
@@ -538,16 +605,19 @@ class FailureDetector:
             )
             self._end(request.request_id, error)
 
-    def _is_known_to_be_replayable(self, call: PendingCall) -> bool | None:
+    def may_run_again(self, call: PendingCall) -> bool | None:
+        """Return whether an operation is a query or idempotent; None if neither its caller nor a worker has said so."""
         if call.replayable is not None:
             return call.replayable
-        return self._replayable.get(call.payload.operation_id)
+        operation_id = call.payload.operation_id
+        known = self._workers.is_replayable(operation_id, call.worker)
+        return self._replayable.get(operation_id) if known is None else known
 
-    async def _may_run_again(self, call: PendingCall) -> bool:
-        """Return whether the operation is a query or idempotent, according to its caller or its workers."""
-        known = self._is_known_to_be_replayable(call)
-        if known is not None:
-            return known
+    async def _ask_if_replayable(self, call: PendingCall) -> bool:
+        """Return whether the operation is a query or idempotent; ask the other workers if that is not known."""
+        known = self.may_run_again(call)
+        if known is not None or self._target.direct:
+            return known is True
         operation_id = call.payload.operation_id
         try:
             envelope = await self._call(
@@ -555,6 +625,7 @@ class FailureDetector:
                 {"operationId": operation_id},
                 timeout=2.0,
                 credential=call.payload.credential,
+                replayable=True,
             )
         except CallError:
             return False
@@ -563,6 +634,17 @@ class FailureDetector:
         answer = is_object(spec) and (spec.get("type") == "query" or spec.get("idempotent") is True)
         self._replayable[operation_id] = answer
         return answer
+
+    async def ask_for_list(self, address: str) -> bool:
+        """Ask workers which of their operations may run again; return False if the question was not sent."""
+        payload = ProbePayload(request_ids=[], reply_to=self._mailbox, replayable=True)
+        try:
+            await self._target.send(address, encode_event(CallProbed(payload=payload)))
+        except TransportError as error:
+            # Without the list, the workers are asked when a call is lost.
+            logger.debug("workers cannot be asked: %s", error)
+            return False
+        return True
 
     async def _repeat_credit(self, calls: Iterable[PendingCall]) -> None:
         """Repeat the credit of subscriptions."""

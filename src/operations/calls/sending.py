@@ -203,6 +203,9 @@ class CallSender(ABC):
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(call.payload.operation_id, error) from error
         enforce_limits(body, self.target, "request")
+        if call.payload.attempt > 1:
+            # It was accepted before its worker was lost.
+            return body
         is_much = self._waiting > 0 and self._waiting_bytes + len(body) > MAX_WAITING_BYTES
         if (is_much or self._waiting >= MAX_WAITING) and not self.target.is_connected:
             reason = "too many calls are waiting for the broker"
@@ -233,6 +236,10 @@ class CallSender(ABC):
         loop = asyncio.get_running_loop()
         task = call.sender = cast("asyncio.Task[Any]", asyncio.current_task(loop))
         cancellations = task.cancelling()
+        # A call that was lost waits for its deadline.
+        patience = CONNECT_SECONDS
+        if call.payload.attempt > 1:
+            patience = max(0.0, call.expires_at - loop.time())
         try:
             try:
                 call.receipt = await target.enqueue(
@@ -240,7 +247,7 @@ class CallSender(ABC):
                     body,
                     key=key,
                     reply_to=self.mailbox,
-                    wait=CONNECT_SECONDS,
+                    wait=patience,
                     worker=worker,
                 )
             except NoReceiverError as error:
@@ -354,6 +361,8 @@ class CallSender(ABC):
             may_be_sent = not call.is_pinned and self._redirect(call)
             reason = f"the worker of {call.payload.operation_id} left, and no other may run it"
         else:
+            if self._detector.awaits_return(call):
+                return
             may_be_sent = self._detector.expects_workers()
             none = f"no worker serves the group {self.group!r}; start a worker, or check the group"
             reason = reason or none

@@ -42,6 +42,7 @@ from operations._json import (
 from operations._pipeline.remotes import CHECK, FormAnswer
 from operations._references import DefinitionReferences, Placed, Scopes
 from operations._resilience import MAX_SECONDS, LogThrottle
+from operations.access import Identity, check_access
 from operations.calls.events import (
     AlivePayload,
     CallAlive,
@@ -50,6 +51,7 @@ from operations.calls.events import (
     milliseconds,
 )
 from operations.calls.jobs import DEFAULT_TIMEOUT, Served, WorkerConfig, quietly
+from operations.calls.replayability import encode_list
 from operations.context import OperationContext, may_call
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.limits import call_seconds
@@ -335,7 +337,7 @@ _CHECK_SPEC = replace(
 def digest_of(registry: OperationRegistry) -> str:
     """Return a digest of the operations of a registry, with which callers detect changes and compare workers."""
     specs = registry.specs()
-    texts = [f"{spec.id} {spec.version}".encode() for spec in specs]
+    texts = [f"{spec.id} {spec.version} {spec.replayable}".encode() for spec in specs]
     # Encoding the schemas of a large API takes seconds; ids and versions detect most changes.
     for spec in specs if len(specs) <= _MAX_DIGESTED else ():
         with suppress(TypeError, ValueError, RecursionError):
@@ -397,6 +399,7 @@ class Presence:
         self._mailbox = mailbox
         self._is_leaving = is_leaving
         self._digest = ""
+        self._replayable: tuple[int, str] = -1, ""
         self.accepts = False
 
     async def announce(self, *, arrived: bool = False) -> None:
@@ -420,6 +423,25 @@ class Presence:
         registry = self._registry
         self._digest = str(registry.revision) if self._target.direct else digest_of(registry)
 
+    def replayable(self) -> str | None:
+        """Return the list of the operations that may run again; None if it is too large for a message.
+
+        A server with its own rules lists only operations that the peer may call.
+        """
+        registry = self._registry
+        if self._replayable[0] != registry.revision:
+            identity = None if self._config.front is None else self._target.identity
+            is_open = self._config.front is None
+            ids = [
+                spec.id
+                for spec in registry.specs()
+                if spec.replayable and (is_open or _may_see(spec, identity))
+            ]
+            ids += [name for name in SERVICES if name not in registry]
+            self._replayable = registry.revision, encode_list(ids)
+        text = self._replayable[1]
+        return text if len(text) + WRAPPING <= self._target.max_bytes else None
+
     async def watch_specs(self, revision: int) -> None:
         """Announce operations that were registered, replaced or removed after `revision`."""
         while True:
@@ -428,6 +450,10 @@ class Presence:
                 self.note_specs()
                 await self.announce()
             await asyncio.sleep(self._config.heartbeat)
+
+
+def _may_see(spec: OperationSpec, identity: Identity | None) -> bool:
+    return check_access(spec.access_control, identity, spec.id, authority=spec.authority)
 
 
 def served_by(

@@ -35,6 +35,7 @@ from operations.calls.events import (
     milliseconds,
     read_output,
 )
+from operations.calls.replayability import ReplayableOperations
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error
 
@@ -53,6 +54,9 @@ _MAX_WORKERS = 10_000
 
 _MAX_DEPARTED = 1000
 """The number of stored workers that were lost or have left."""
+
+_ASK_AGAIN = 1.0
+"""Seconds after which another worker is asked which operations may run again, if the first one has not responded."""
 
 _FAILED_SECONDS = 1.0
 """Seconds for which a call that failed counts as open at its worker; otherwise a worker whose calls fail at once would
@@ -377,7 +381,12 @@ class KnownWorkers:
         self.have_reported = asyncio.Event()
         self._departed: deque[str] = deque(maxlen=_MAX_DEPARTED)
         self._specs: dict[str, str] = {}
+        self._replayable: dict[str, ReplayableOperations] = {}
+        """The operations that may run again, by the digest of the specs that they belong to."""
+        self._asked_at: dict[str, float] = {}
+        """When a worker was asked for such a list, by the digest."""
         self._accepting: set[str] = set()
+        self._leaving: set[str] = set()
         self._open: dict[str, int] = {}
 
     def record(self, alive: AlivePayload, now: float) -> None:
@@ -391,6 +400,7 @@ class KnownWorkers:
         if alive.accepts:
             self._accepting.add(worker)
         if alive.leaving:
+            self._leaving.add(worker)
             self._forget_specs(worker)
         elif alive.specs and self._specs.get(worker) != alive.specs:
             self._specs.pop(worker, None)
@@ -400,6 +410,7 @@ class KnownWorkers:
     def forget(self, worker: str) -> None:
         """Remove a worker that was lost or has left."""
         self._accepting.discard(worker)
+        self._leaving.discard(worker)
         if self.heard_at.pop(worker, None) is not None:
             self.departures += 1
             self._departed.append(worker)
@@ -408,6 +419,11 @@ class KnownWorkers:
     def _forget_specs(self, worker: str) -> None:
         if self._specs.pop(worker, None) is not None:
             self.specs_changed.set()
+
+    @property
+    def staying(self) -> set[str]:
+        """The workers that have not announced that they stop."""
+        return self.heard_at.keys() - self._leaving
 
     def forget_all(self) -> None:
         """Remove all workers."""
@@ -447,6 +463,34 @@ class KnownWorkers:
     def specs_of(self, worker: str | None) -> str:
         """Return the digest of the specs of a worker; empty if it is unknown."""
         return self._specs.get(worker or "", "")
+
+    def needs_list(self, digest: str, now: float) -> bool:
+        """Return whether a worker must be asked which of its operations may run again; record that it is asked."""
+        if not digest or digest in self._replayable:
+            return False
+        if now - self._asked_at.get(digest, float("-inf")) < _ASK_AGAIN:
+            return False
+        self._asked_at = {**self._current(self._asked_at), digest: now}
+        return True
+
+    def learn(self, digest: str, replayable: str) -> None:
+        """Store which operations may run again; malformed lists are ignored."""
+        with suppress(ValueError):
+            # Kept without workers, because the next worker may serve the same operations.
+            learned = ReplayableOperations(replayable)
+            self._replayable = {**self._current(self._replayable), digest: learned}
+
+    def _current(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Return the entries of a table for the specs of known workers."""
+        digests = set(self._specs.values())
+        return {digest: value for digest, value in table.items() if digest in digests}
+
+    def is_replayable(self, operation_id: str, worker: str | None) -> bool | None:
+        """Return whether a call may run again, according to its worker, else all; None if that is not known."""
+        own = self._replayable.get(self.specs_of(worker))
+        lists = self._replayable.values() if own is None else (own,)
+        verdicts = {operation_id in each for each in lists}
+        return verdicts.pop() if len(verdicts) == 1 else None
 
     def find_other(self, refused: Container[str]) -> str:
         """Return a worker with other specs than these, preferably one that accepts requests; empty if there is none."""

@@ -517,6 +517,7 @@ class CallServer(JobRunner, Receiver):
             fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
             leaving=self._is_leaving and not held,
             stats=self.stats() if probe.stats else None,
+            replayable=self._presence.replayable() if probe.replayable else None,
         )
 
     def _fence(self, fence: FencePayload, sender: str) -> bool:

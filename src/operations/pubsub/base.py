@@ -207,6 +207,7 @@ class EventTarget(Protocol):
         max_bytes: The largest message in bytes.
         max_values: The largest number of JSON values in a message, in either direction.
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
+        reconnects: Whether a lost connection is restored.
         broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
         durable: Whether requests wait at the broker until there is a worker, and a started request is never delivered
@@ -221,6 +222,7 @@ class EventTarget(Protocol):
     max_values: int
     identity: Identity | None = None
     direct: bool = False
+    reconnects: bool = True
     broadcasts_replies: bool = False
     durable: bool = False
     values: Any = None

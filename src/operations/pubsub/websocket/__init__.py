@@ -165,7 +165,7 @@ class _ClientTarget(WebSocketTarget):
     def __init__(self, open_socket: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
         self._open_socket = open_socket
-        self._reconnects = True
+        self.reconnects = True
         self._own_limit: int = options["max_bytes"]
 
     async def start(self) -> None:

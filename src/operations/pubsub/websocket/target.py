@@ -230,7 +230,7 @@ class WebSocketTarget(EventTarget):
         task: Transports the events.
     """
 
-    _reconnects = False
+    reconnects = False
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class WebSocketTarget(EventTarget):
     ) -> str:
         """Send a request to the peer."""
         enforce_loop(self._loop)
-        if self._socket is None and self._reconnects:
+        if self._socket is None and self.reconnects:
             await wait_until(self._connected, wait, "the WebSocket is not connected")
         await self.send(_PEER, body)
         return ""
@@ -333,7 +333,7 @@ class WebSocketTarget(EventTarget):
     @shielded
     async def aclose(self) -> None:
         """End the background task and close the socket; closing twice is harmless."""
-        self._reconnects = False
+        self.reconnects = False
         await cancel_tasks(self.task)
         if self._last_socket is not None:
             with suppress(EOFError, OSError):
