@@ -14,8 +14,8 @@ from operations._json import JSONValueError, is_list, is_object, object_of, shor
 from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError, ErrorCode
 from operations.schema.compiling import text_test
-from operations.schema.members import nearest
-from operations.schema.plans import Plan, Planner
+from operations.schema.members import Member, Tags, nearest, union_at
+from operations.schema.plans import Planner
 from operations.schema.references import Site, item_keywords
 from operations.schema.values import flat_failures, listed, type_of
 from operations.types import JSONObject
@@ -52,8 +52,15 @@ def invalid_json(operation_id: str, error: JSONValueError) -> CallError:
     return mismatch_error(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
 
 
-def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | None:
+def _wrong_tag(
+    members: list[Member], tags: Tags | None, value: JSONObject
+) -> tuple[str, list[Any]] | None:
     """Return the property that selects an alternative but has none of the expected values, and these values."""
+    if tags is not None and tags.choices and tags.name in value and not tags.named(value):
+        return tags.name, tags.choices
+    plans = [plan for _, plan in members]
+    if len(plans) == 1:
+        return None
     for name, item in value.items():
         parts = [
             plan.part(plan.fields[name].sites) if name in plan.fields else None for plan in plans
@@ -176,8 +183,7 @@ class _Walk:
             yield from self.issues(at(site, "allOf", index), value, path)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                members = [at(site, keyword, index) for index in range(len(schema[keyword]))]
-                yield from self._alternatives(keyword, members, value, path)
+                yield from self._alternatives(site, keyword, value, path)
         if "not" in schema and self._matches(at(site, "not"), value):
             yield ValidationIssue(path, "matches a schema that it must not match", "not")
         if "if" in schema and ("then" in schema or "else" in schema):
@@ -186,35 +192,35 @@ class _Walk:
                 yield from self.issues(at(site, branch), value, path)
 
     def _alternatives(
-        self, keyword: str, members: list[Site], value: Any, path: str
+        self, site: Site, keyword: str, value: Any, path: str
     ) -> Iterator[ValidationIssue]:
         """Yield the failures of the alternative that is nearest to the value."""
-        fitting = sum(self._matches(member, value) for member in members)
+        union = union_at(self._planner, site, keyword)
+        fitting = sum(plan.accepts(value) for _, plan in union.candidates(value))
         if fitting > 1 and keyword == "oneOf":
             yield ValidationIssue(
                 path, f"matches {fitting} of the alternatives instead of one", keyword
             )
         if fitting:
             return
-        plans = [self._planner.plan((member,)) for member in members]
         kind = type_of(value)
-        likely = [each for each in zip(members, plans, strict=True) if each[1].allows(kind)]
+        likely = union.named(value) or union.of_kind(kind)
         constants = [plan.constants for _, plan in likely]
+        tags = union.tags if is_object(value) else None
         if not likely:
-            types = dict.fromkeys(name for plan in plans for name in plan.types or ())
+            types = dict.fromkeys(name for _, plan in union.members for name in plan.types or ())
             yield ValidationIssue(
                 path, f"must be of type {' or '.join(types)}, not {kind}", keyword
             )
         elif None not in constants:
             choices = [constant for group in constants for constant in group or ()]
             yield ValidationIssue(path, f"must be one of {listed(choices)}", keyword)
-        elif is_object(value) and (tag := _wrong_tag([plan for _, plan in likely], value)):
+        elif is_object(value) and (tag := _wrong_tag(likely, tags, value)):
             name, choices = tag
             place = path + short_pointer(name)
             yield ValidationIssue(place, f"must be one of {listed(choices)}", keyword)
         else:
-            sites = [member for member, _ in likely]
-            yield from self.issues(nearest(self._planner, sites, value), value, path)
+            yield from self.issues(nearest(likely, value), value, path)
 
     def _object(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str

@@ -1,5 +1,8 @@
 """Find the members of a union that a value matches, and the locations that any member describes.
 
+Most unions of objects have a property with a constant in each member, such as `type`. Members that this property rules
+out are not examined, so that the work for a value does not depend on the number of members.
+
 If a value matches no member, the member with the most points is the nearest: 100 points for each property that equals
 its constant, 10 for each other valid property, 1 for each property that is only present.
 
@@ -7,11 +10,12 @@ A plan describes a value after a member of each union is chosen. A `Place` cover
 if any member of a union declares it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from operations._json import MAX_NAME, is_object
+from operations._json import MAX_NAME, SCALARS, is_object
 from operations.schema.plans import MISSING, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, same, type_of
@@ -19,16 +23,172 @@ from operations.types import JSONObject
 
 _LITERAL, _VALID, _PRESENT = 100, 10, 1
 
+Member: TypeAlias = tuple[Site, Plan]
+
+_MAX_TAGS = 4
+"""The number of properties that are tried as the index of a union."""
+
+_LEAST_MEMBERS = 3
+"""The number of members from which a union has an index."""
+
+
+class Tags:
+    """The members of a union of objects by the value of a property that has constants.
+
+    Attributes:
+        name: The property.
+        choices: The constants of all members; None if a member does not restrict the property.
+    """
+
+    def __init__(self, name: str, members: Sequence[Member]) -> None:
+        own: dict[Any, list[int]] = {}
+        free: list[int] = []
+        choices: dict[Any, Any] = {}
+        self.name = name
+        self._optional: list[int] = []
+        for index, (_, plan) in enumerate(members):
+            constants = _constants_at(plan, name)
+            if constants is None:
+                free.append(index)
+            else:
+                for each in constants:
+                    choices.setdefault(_key_of(each), each)
+                    indices = own.setdefault(_key_of(each), [])
+                    if not indices or indices[-1] != index:
+                        indices.append(index)
+            if name not in plan.required:
+                self._optional.append(index)
+        self.choices = None if free else list(choices.values())
+        self._free = free
+        self._named = own
+        self._fitting = {
+            key: sorted({*indices, *free}) if free else indices for key, indices in own.items()
+        }
+
+    @property
+    def separates(self) -> bool:
+        """Whether the property rules out members."""
+        return len(set(map(tuple, self._named.values()))) > 1
+
+    def fitting(self, value: JSONObject) -> list[int]:
+        """Return the members that the property does not rule out."""
+        tag = value.get(self.name, MISSING)
+        if tag is MISSING:
+            return self._optional
+        return self._fitting.get(_key_of(tag), self._free)
+
+    def named(self, value: JSONObject) -> list[int]:
+        """Return the members one of whose constants the property has."""
+        return self._named.get(_key_of(value.get(self.name, MISSING)), [])
+
+    def convertible(self, value: JSONObject) -> list[int] | None:
+        """Return the members that the property does not rule out, also after a conversion; None for all members."""
+        tag = value.get(self.name, MISSING)
+        if tag is MISSING:
+            # A declared default may be filled.
+            return None
+        found = {*self.fitting(value)}
+        if type(tag) in SCALARS:
+            for converted in conversions(tag, _SCALAR_TYPES):
+                found.update(self._fitting.get(_key_of(converted), ()))
+        return sorted(found)
+
+
+_SCALAR_TYPES = ("string", "integer", "number", "boolean")
+
+
+def _key_of(tag: Any) -> tuple[bool, Any] | None:
+    """Return the key of a scalar that is equal only for equal JSON values; None for a container."""
+    return (type(tag) is bool, tag) if type(tag) in SCALARS else None
+
+
+class Union:
+    """The members of an `anyOf` or `oneOf`, in order."""
+
+    def __init__(self, planner: Planner, sites: Sequence[Site]) -> None:
+        self.members: list[Member] = [(site, planner.plan((site,))) for site in sites]
+        self._kinds: dict[str, list[Member]] = {}
+
+    def of_kind(self, kind: str) -> list[Member]:
+        """Return the members that allow values of the JSON type `kind`."""
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = [each for each in self.members if each[1].allows(kind)]
+        return found
+
+    @cached_property
+    def tags(self) -> Tags | None:
+        """The index of the members that allow objects; None without a property that tells them apart."""
+        members = self.of_kind("object")
+        if len(members) < _LEAST_MEMBERS:
+            return None
+        counts = Counter(
+            name
+            for _, plan in members
+            for name in plan.fields
+            if len(name) <= MAX_NAME and _constants_at(plan, name) is not None
+        )
+        found = (Tags(name, members) for name, _ in counts.most_common(_MAX_TAGS))
+        return next((tags for tags in found if tags.separates), None)
+
+    def candidates(self, value: Any, *, convert: bool = False) -> list[Member]:
+        """Return the members that `value` may match; with `convert`, also after conversions."""
+        if not is_object(value):
+            return self.members if convert else self.of_kind(type_of(value))
+        members = self.of_kind("object")
+        if self.tags is None:
+            return members
+        found = self.tags.convertible(value) if convert else self.tags.fitting(value)
+        return members if found is None else [members[index] for index in found]
+
+    def named(self, value: Any) -> list[Member]:
+        """Return the members that `value` names by the property that tells them apart."""
+        if not is_object(value) or self.tags is None:
+            return []
+        members = self.of_kind("object")
+        return [members[index] for index in self.tags.named(value)]
+
+
+def union_of(planner: Planner, members: Sequence[Site]) -> Union:
+    """Return the union with these members; it is created once for the members of a schema."""
+    key = members[0].pointer
+    found: Union | None = planner.unions.get(key)
+    if found is None:
+        found = planner.unions[key] = Union(planner, members)
+    return found
+
+
+def union_at(planner: Planner, site: Site, keyword: str) -> Union:
+    """Return the union at `keyword` of the schema at `site`."""
+    at = planner.document.at
+    found: Union | None = planner.unions.get(at(site, keyword, 0).pointer)
+    if found is None:
+        count = len(planner.document.keywords(site)[keyword])
+        found = union_of(planner, [at(site, keyword, index) for index in range(count)])
+    return found
+
+
+def _constants_at(plan: Plan, name: str) -> list[Any] | None:
+    """Return the scalars that a property may be, if its schema lists them."""
+    field = plan.fields.get(name)
+    constants = None if field is None else plan.listed(field)
+    is_scalar = constants is not None and SCALARS.issuperset(map(type, constants))
+    return constants if is_scalar else None
+
+
 Attempt = Callable[[Plan], int | None]
 """Casts the value to one member; returns the number of conversions, or None if conversions are not enough."""
 
 
-def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Attempt) -> list[Site]:
+def matching(
+    planner: Planner, members: Sequence[Site], value: Any, attempt: Attempt
+) -> list[Site]:
     """Return the members that match `value` unchanged, else without undeclared properties, else after conversions.
 
     If conversions are needed, only the first such member is returned; otherwise all matching members.
     """
-    plans = [(member, planner.plan((member,))) for member in members]
+    union = union_of(planner, members)
+    plans = union.candidates(value)
     fitting = [member for member, plan in plans if plan.accepts(value)]
     if isinstance(value, float):
         # 3.0 is also an integer, but stays a float if numbers are allowed.
@@ -36,6 +196,7 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
         fitting = numbers or fitting
     converted: list[Site] = []
     if not fitting:
+        plans = union.candidates(value, convert=True)
         for member, plan in plans:
             count = attempt(plan) if _is_plausible(plan, value) else None
             if count is not None:
@@ -59,10 +220,12 @@ def _keeping(members: list[Site], plans: list[Plan], value: JSONObject) -> list[
     return fitting[:1] if fewest else fitting
 
 
-def nearest(planner: Planner, members: Iterable[Site], value: Any) -> Site:
+def nearest(members: Sequence[Member], value: Any) -> Site:
     """Return the first member with the most points."""
+    if len(members) == 1:
+        return members[0][0]
     scoring = _Scoring(value)
-    return max(members, key=lambda member: scoring.points(planner.plan((member,))))
+    return max(members, key=lambda member: scoring.points(member[1]))[0]
 
 
 def _is_plausible(plan: Plan, value: Any) -> bool:
@@ -158,7 +321,11 @@ class Place:
 
     def declares(self, name: str) -> bool:
         """Return whether a schema declares the property by name."""
-        return any(name in plan.fields for plan in self.objects)
+        return name in self._declared
+
+    @cached_property
+    def _declared(self) -> frozenset[str]:
+        return frozenset[str]().union(*(plan.fields for plan in self.objects))
 
     def child(self, name: str) -> "Place | None":
         """Return the place of a property, or None if no schema describes it."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from operations._json import MAX_NAME, is_list, is_object, object_of
+from operations._json import MAX_NAME, SCALARS, is_list, is_object, object_of
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
@@ -93,7 +93,9 @@ _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluated
 
 _CONTAINERS: tuple[tuple[type, str], ...] = ((dict, "object"), (list, "array"))
 _NOTHING: frozenset[str] = frozenset()
+_NO_TYPES: frozenset[type] = frozenset()
 _TYPE = frozenset({"type"})
+_LISTED = frozenset({"type", "const", "enum"})
 _MERE = frozenset(
     {"$comment", "$defs", "$ref", "definitions", "deprecated", "description", "title"}
 )
@@ -156,7 +158,7 @@ class Planner:
         undecided: The number of choices so far whose outcome may change after stripping and filling
             (`Plan.is_unstable`). Compared before and after a cast.
         defaults: The declared defaults of plans, cast; a cache of the module `thorough`.
-        places: A cache of the module `members`.
+        places, unions: Caches of the module `members`.
     """
 
     def __init__(self, scope: Scope, *, keep: bool = False) -> None:
@@ -166,15 +168,16 @@ class Planner:
         self.undecided = 0
         self.defaults: dict[Plan, Any] = {}
         self.places: dict[Any, Any] = {}
+        self.unions: dict[Any, Any] = {}
         self._beyond = Plan(self, (), (), (), asked=_NOTHING, opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
         """Return the plan for a value to which all of `sites` apply; without sites, every value is valid."""
-        direct = tuple(map(self._direct, sites))
+        direct = tuple(map(self.direct, sites))
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
 
-    def _direct(self, site: Site) -> Site:
+    def direct(self, site: Site) -> Site:
         """Return the target of a schema that is only a reference, so that equal plans are the same."""
         while "$ref" in (keywords := self.document.keywords(site)) and _MERE.issuperset(keywords):
             target = next(target for _, target in self.document.references(site))
@@ -319,9 +322,13 @@ class Plan:
         """Returns whether a JSON value is valid for all merged schemas."""
         # Not a `cached_property`: in Python 3.11, plans of other documents would wait while this one is compiled.
         if self._accepts is None:
-            # A validator is worthwhile only if there is more to check than the type.
-            at = self._planner.scope.accepts_at
-            self._accepts = self._has_type if self.is_bare else at(self.sites)
+            # A validator is worthwhile only if there is more to check than the type or a list of constants.
+            if self.is_bare:
+                self._accepts = self._has_type
+            elif self.is_listed:
+                self._accepts = self.is_constant
+            else:
+                self._accepts = self._planner.scope.accepts_at(self.sites)
         return self._accepts
 
     def _has_type(self, value: Any) -> bool:
@@ -340,6 +347,29 @@ class Plan:
         return (
             bool(self.facets) and not self.choices and not self.opaque and self.assertions <= _TYPE
         )
+
+    @cached_property
+    def is_listed(self) -> bool:
+        """Whether exactly the values among `constants`, which are scalars, are valid."""
+        return (
+            self.constants is not None
+            and not self.choices
+            and not self.opaque
+            and self.assertions <= _LISTED
+            and all(type(each) in SCALARS and self.allows(type_of(each)) for each in self.constants)
+        )
+
+    @cached_property
+    def certain(self) -> frozenset[type]:
+        """The types of scalars whose values are valid if they are JSON."""
+        return scalar_types(self.types) if self.is_bare and self.types else _NO_TYPES
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        """The texts that are valid, if the plan consists of constants only."""
+        if not self.is_listed:
+            return _NOTHING
+        return frozenset(each for each in self.constants or () if type(each) is str and each.isascii())
 
     @cached_property
     def open_containers(self) -> frozenset[type]:
@@ -441,6 +471,13 @@ class Plan:
     def children(self) -> "_Children":
         """The plans of properties by name; None for a property that is stripped."""
         return _Children(self)
+
+    def listed(self, field: FieldPlan) -> list[Any] | None:
+        """Return the constants of a property, if one of its schemas lists them. Creates no plan for other properties."""
+        planner = self._planner
+        schemas = (planner.document.keywords(planner.direct(site)) for site in field.sites)
+        is_listed = any("const" in schema or "enum" in schema for schema in schemas)
+        return self.part(field.sites).constants if is_listed else None
 
     def field(self, name: str) -> FieldPlan:
         """Return the schemas of the property `name`."""

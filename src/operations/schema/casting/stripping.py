@@ -11,11 +11,12 @@ from typing import Any
 
 from msgspec import ValidationError, json, msgpack
 
-from operations._json import MAX_DEPTH, SCALARS, Path, as_json, kind_of, to_json
+from operations._json import MAX_DEPTH, SCALARS, Path, as_json, to_json
 from operations._objects import holds_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import NeedsRepair, Pass, applied, placed
+from operations.schema.members import union_of
 from operations.schema.plans import Plan
 from operations.schema.references import Site
 
@@ -42,7 +43,6 @@ class StrippingPass(Pass):
         self._shaper = Shaper(self.default, most=most)
         self._closed = Shaper(self.default, closed=True, most=most)
         self._typed: dict[Plan, TypedStrip | None] = {}
-        self._candidates: dict[tuple[Plan, str], list[list[tuple[Site, Plan]]]] = {}
 
     def typed(self, plan: Plan, *, is_root: bool = False) -> "TypedStrip | None":
         """Return the pass of a simple plan by a msgspec type; None for other plans.
@@ -98,34 +98,26 @@ class StrippingPass(Pass):
             # A recursive validator must not process deeper data.
             as_json(value, levels)
         self.planner.undecided += plan.is_unstable
-        key = plan, kind_of(value)
-        if key not in self._candidates:
-            self._candidates[key] = _candidates(*key)
         picks: list[Site] = []
-        for choice, members in zip(plan.choices, self._candidates[key], strict=True):
+        for choice in plan.choices:
             if not choice.members:
                 picks += applied(plan, choice, value)
-            elif len(members) == 1:
-                picks.append(members[0][0])
+                continue
+            union = union_of(self.planner, choice.members)
+            members = union.candidates(value)
+            if len(members) == 1:
+                fitting = [members[0][0]]
             else:
                 fitting = [site for site, part in members if part.accepts(value)]
-                named = choice.named(value)
-                if not fitting or not (named is None or named in fitting):
-                    raise NeedsRepair
-                picks += fitting
+            named = choice.named(value)
+            if not fitting or not (named is None or named in fitting):
+                raise NeedsRepair
+            picks += fitting
         return self.cast(plan.pick(tuple(picks)), value, path, levels)
 
     def default(self, plan: Plan, required: bool) -> Any:
         """Return the declared default, which may be converted."""
         return self._thorough.default(plan, required)
-
-
-def _candidates(plan: Plan, kind: str) -> list[list[tuple[Site, Plan]]]:
-    """Return the members of each choice that allow values of a type."""
-    return [
-        [(member, part) for member in choice.members if (part := plan.member(member)).allows(kind)]
-        for choice in plan.choices
-    ]
 
 
 class TypedStrip:

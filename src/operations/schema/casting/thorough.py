@@ -31,7 +31,7 @@ from operations._json import (
     pointer_to,
     to_json,
 )
-from operations.schema.members import Place, matching, nearest, place_of
+from operations.schema.members import Place, matching, nearest, place_of, union_of
 from operations.schema.plans import MISSING, Choice, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, distinct, is_whole, same
@@ -394,7 +394,8 @@ class CreatingPass(Pass):
         """Return the nearest member; None if the union declares a default, which then replaces the value."""
         if plan.default is not MISSING:
             return None
-        return nearest(self.planner, choice.members, value)
+        union = union_of(self.planner, choice.members)
+        return nearest(union.named(value) or union.members, value)
 
     def _make(self, plan: Plan) -> Any:
         """Return a fresh value for `plan`, or `MISSING`."""
