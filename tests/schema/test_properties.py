@@ -15,8 +15,9 @@ from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations._json import to_json
 from operations.schema import CastPolicy, CompiledSchema, Schema
-from operations.schema.casting.stripping import REFUSALS, StrippingPass
-from operations.schema.casting.thorough import CreatingPass, NeedsRepair, Pass
+from operations.schema.casting.stripping import StrippingPass
+from operations.schema.casting.thorough import CreatingPass, Pass
+from operations.schema.casting.typed import REFUSALS, NeedsRepair
 from operations.schema.checking import Checker
 from operations.schema.plans import Planner
 

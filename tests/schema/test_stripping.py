@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations._json import MAX_DEPTH, TOO_LONG, JSONValueError, to_json
-from operations.schema.casting.stripping import StrippingPass, TypedStrip
+from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.structs import PlanType, Shaper
-from operations.schema.casting.thorough import NeedsRepair, Pass
+from operations.schema.casting.thorough import Pass
+from operations.schema.casting.typed import NeedsRepair, TypedStrip
 from operations.schema.checking import Checker
 from operations.schema.plans import Planner
 

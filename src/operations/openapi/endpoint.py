@@ -34,7 +34,7 @@ from operations.openapi.responses import (
 from operations.openapi.streaming import EventStream, read_all
 from operations.openapi.transport import Draft, name_key, written_names
 from operations.schema import Schema
-from operations.schema.casting.stripping import REFUSALS
+from operations.schema.casting.typed import REFUSALS
 from operations.types import JSONObject, JSONSchema
 
 _LARGE = 256 * 1024

@@ -5,17 +5,18 @@ of steps is limited.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from operations._json import JSONValueError, is_list, is_object, object_of, short_pointer
+from operations._json import SCALARS, JSONValueError, is_list, is_object, object_of, short_pointer
 from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError, ErrorCode
 from operations.schema.compiling import text_test
 from operations.schema.members import Member, Tags, nearest, union_at
-from operations.schema.plans import Planner
+from operations.schema.plans import Plan, Planner
 from operations.schema.references import Site, item_keywords
 from operations.schema.values import flat_failures, listed, type_of
 from operations.types import JSONObject
@@ -65,10 +66,10 @@ def _wrong_tag(
         parts = [
             plan.part(plan.fields[name].sites) if name in plan.fields else None for plan in plans
         ]
-        tags = [None if part is None else part.constants for part in parts]
-        is_tag = None not in tags and any(group != tags[0] for group in tags)
+        found = [None if part is None else part.constants for part in parts]
+        is_tag = None not in found and any(group != found[0] for group in found)
         if is_tag and not any(part and part.is_constant(item) for part in parts):
-            choices = [constant for group in tags for constant in group or ()]
+            choices = [constant for group in found for constant in group or ()]
             return name, [each for i, each in enumerate(choices) if each not in choices[:i]]
     return None
 
@@ -126,12 +127,32 @@ _LONG = 20
 """Similar names are not suggested for objects with more properties than this."""
 
 
+class Valid(NamedTuple):
+    """A reason to know that parts of a value are valid."""
+
+    plan: Plan
+    """What they are valid for."""
+
+    differs: bool
+    """Whether they may differ from the values that they were cast from, in stripped and filled properties only."""
+
+
+Known: TypeAlias = Mapping[int, Valid]
+"""The parts of a value that are known to be valid, by their ids."""
+
+NONE_KNOWN: Known = MappingProxyType({})
+
+
 def explain(
-    planner: Planner, root: Site, value: Any, limit: int = MAX_ISSUES
+    planner: Planner,
+    root: Site,
+    value: Any,
+    limit: int = MAX_ISSUES,
+    known: Known = NONE_KNOWN,
 ) -> list[ValidationIssue]:
     """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects."""
     found: dict[ValidationIssue, None] = {}
-    for issue in _Walk(planner).issues(root, value, ""):
+    for issue in _Walk(planner, known).issues(root, value, ""):
         found[issue] = None
         if len(found) == limit:
             break
@@ -141,8 +162,9 @@ def explain(
 class _Walk:
     """One explanation, which follows the schema and the value in parallel."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, known: Known) -> None:
         self._planner = planner
+        self._known = known
         self._document = planner.document
         self._seen: set[tuple[str, str]] = set()
 
@@ -233,8 +255,9 @@ class _Walk:
                 yield ValidationIssue(path + short_pointer(name), "is required", "required")
         yield from self._dependencies(site, schema, value, path)
         for name in filter(properties.__contains__, value):
-            place = path + short_pointer(name)
-            yield from self.issues(at(site, "properties", name), value[name], place)
+            (part, plan), item = self._planner.property(site, name), value[name]
+            if type(item) not in SCALARS or not plan.accepts(item):
+                yield from self.issues(part, item, path + short_pointer(name))
         unnamed = value.keys() - properties.keys()
         for pattern in schema.get("patternProperties", ()):
             matched = set(filter(text_test(pattern), value))
@@ -310,7 +333,13 @@ class _Walk:
         self, site: Site, keyword: str, places: Sequence[int], value: list[Any], path: str
     ) -> Iterator[ValidationIssue]:
         rest = self._document.at(site, keyword)
-        test = self._test(rest)
+        plan, known = self._planner.plan((rest,)), self._known
+        test = plan.accepts
+        if known:
+            # In C, because most items are known.
+            found = map(known.get, map(id, map(value.__getitem__, places)))
+            pairs = zip(places, found, strict=True)
+            places = [index for index, valid in pairs if valid is None or valid.plan is not plan]
         for index in places:
             if rest.schema is False:
                 yield ValidationIssue(f"{path}/{index}", "is one item too many", keyword)

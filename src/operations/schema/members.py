@@ -46,6 +46,7 @@ class Tags:
         choices: dict[Any, Any] = {}
         self.name = name
         self._optional: list[int] = []
+        self._fillable: list[int] = []
         for index, (_, plan) in enumerate(members):
             constants = _constants_at(plan, name)
             if constants is None:
@@ -58,6 +59,9 @@ class Tags:
                         indices.append(index)
             if name not in plan.required:
                 self._optional.append(index)
+            part = plan.children[name]
+            if name not in plan.required or part is None or part.default is not MISSING:
+                self._fillable.append(index)
         self.choices = None if free else list(choices.values())
         self._free = free
         self._named = own
@@ -81,12 +85,11 @@ class Tags:
         """Return the members one of whose constants the property has."""
         return self._named.get(_key_of(value.get(self.name, MISSING)), [])
 
-    def convertible(self, value: JSONObject) -> list[int] | None:
-        """Return the members that the property does not rule out, also after a conversion; None for all members."""
+    def convertible(self, value: JSONObject) -> list[int]:
+        """Return the members that the property does not rule out, also after it is converted or filled."""
         tag = value.get(self.name, MISSING)
         if tag is MISSING:
-            # A declared default may be filled.
-            return None
+            return self._fillable
         found = {*self.fitting(value)}
         if type(tag) in SCALARS:
             for converted in conversions(tag, _SCALAR_TYPES):
@@ -139,7 +142,7 @@ class Union:
         if self.tags is None:
             return members
         found = self.tags.convertible(value) if convert else self.tags.fitting(value)
-        return members if found is None else [members[index] for index in found]
+        return [members[index] for index in found]
 
     def named(self, value: Any) -> list[Member]:
         """Return the members that `value` names by the property that tells them apart."""
@@ -180,9 +183,7 @@ Attempt = Callable[[Plan], int | None]
 """Casts the value to one member; returns the number of conversions, or None if conversions are not enough."""
 
 
-def matching(
-    planner: Planner, members: Sequence[Site], value: Any, attempt: Attempt
-) -> list[Site]:
+def matching(planner: Planner, members: Sequence[Site], value: Any, attempt: Attempt) -> list[Site]:
     """Return the members that match `value` unchanged, else without undeclared properties, else after conversions.
 
     If conversions are needed, only the first such member is returned; otherwise all matching members.

@@ -95,6 +95,7 @@ _CONTAINERS: tuple[tuple[type, str], ...] = ((dict, "object"), (list, "array"))
 _NOTHING: frozenset[str] = frozenset()
 _NO_TYPES: frozenset[type] = frozenset()
 _TYPE = frozenset({"type"})
+_ITEMS = frozenset({"type", "items"})
 _LISTED = frozenset({"type", "const", "enum"})
 _MERE = frozenset(
     {"$comment", "$defs", "$ref", "definitions", "deprecated", "description", "title"}
@@ -169,6 +170,7 @@ class Planner:
         self.defaults: dict[Plan, Any] = {}
         self.places: dict[Any, Any] = {}
         self.unions: dict[Any, Any] = {}
+        self._properties: dict[tuple[str, str], tuple[Site, Plan]] = {}
         self._beyond = Plan(self, (), (), (), asked=_NOTHING, opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
 
@@ -176,6 +178,15 @@ class Planner:
         """Return the plan for a value to which all of `sites` apply; without sites, every value is valid."""
         direct = tuple(map(self.direct, sites))
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
+
+    def property(self, site: Site, name: str) -> "tuple[Site, Plan]":
+        """Return the schema of a declared property, and its plan."""
+        key = site.pointer, name
+        found = self._properties.get(key)
+        if found is None:
+            part = self.document.at(site, "properties", name)
+            found = self._properties[key] = part, self.plan((part,))
+        return found
 
     def direct(self, site: Site) -> Site:
         """Return the target of a schema that is only a reference, so that equal plans are the same."""
@@ -365,11 +376,21 @@ class Plan:
         return scalar_types(self.types) if self.is_bare and self.types else _NO_TYPES
 
     @cached_property
+    def holds_texts(self) -> bool:
+        """Whether every array of texts is valid."""
+        if self.choices or self.opaque or not self.assertions <= _ITEMS or not self.allows("array"):
+            return False
+        first, rest = self.items
+        return not first and str in rest.certain
+
+    @cached_property
     def texts(self) -> frozenset[str]:
         """The texts that are valid, if the plan consists of constants only."""
         if not self.is_listed:
             return _NOTHING
-        return frozenset(each for each in self.constants or () if type(each) is str and each.isascii())
+        return frozenset(
+            each for each in self.constants or () if type(each) is str and each.isascii()
+        )
 
     @cached_property
     def open_containers(self) -> frozenset[type]:
@@ -473,7 +494,7 @@ class Plan:
         return _Children(self)
 
     def listed(self, field: FieldPlan) -> list[Any] | None:
-        """Return the constants of a property, if one of its schemas lists them. Creates no plan for other properties."""
+        """Return the constants of a property if its schema lists them; creates no plan for other properties."""
         planner = self._planner
         schemas = (planner.document.keywords(planner.direct(site)) for site in field.sites)
         is_listed = any("const" in schema or "enum" in schema for schema in schemas)

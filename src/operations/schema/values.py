@@ -26,6 +26,9 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?", re.A
 _MAX_DIGITS = 400
 """Longer texts are not converted to numbers, because parsing takes quadratic time."""
 
+_MAX_PLAIN_DIGITS = 18
+_WORD = 2**63
+
 _EXACT = 2**53
 """Beyond this a float cannot distinguish neighbouring integers."""
 
@@ -50,6 +53,29 @@ def _as_text(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
+def convert_all(values: list[Any], kind: type) -> list[Any] | None:
+    """Return scalars of one type converted to `kind`, in C; None unless that is what `conversions` does for each."""
+    source: type = type(values[0])
+    made: list[Any] | None = None
+    try:
+        if source is str and (kind is int or kind is float):
+            if max(map(len, values)) <= _MAX_PLAIN_DIGITS:
+                made = list(map(kind, values))
+                # The text of another spelling differs, such as 042 or 1e2.
+                made = made if list(map(repr, made)) == values else None
+        elif kind is str and (source is float or source is int):
+            made = list(map(repr, values)) if source is float or _are_words(values) else None
+        elif source is float and kind is int and all(map(is_whole, values)):
+            made = list(map(int, values))
+    except ValueError:
+        return None
+    return made
+
+
+def _are_words(values: list[int]) -> bool:
+    return min(values) >= -_WORD and max(values) < _WORD
+
+
 def is_whole(value: float) -> bool:
     """Return whether `value` is an integer written as a float."""
     return value.is_integer() and abs(value) <= _EXACT
@@ -60,10 +86,11 @@ def _from_text(text: str, name: str) -> Iterator[Any]:
         yield _BOOLEANS[text]
     if name not in {"integer", "number"} or len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return
-    exact = Decimal(text)
     if text.lstrip("-").isdecimal():
         yield int(text)
-    elif name == "integer":
+        return
+    exact = Decimal(text)
+    if name == "integer":
         if exact.adjusted() < _MAX_DIGITS and exact == exact.to_integral_value():
             yield int(exact)
     elif Decimal(repr(float(text))) == exact:

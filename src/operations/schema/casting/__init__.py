@@ -6,26 +6,30 @@ Rule 3: data that needs no change, which is most data, is recognised before any 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from operations._json import (
+    MAX_DEPTH,
     JSONValueError,
     as_json,
     canonical,
     is_list,
     is_object,
+    is_plain,
     list_of,
     object_of,
     to_json,
 )
 from operations._objects import without_objects
 from operations._references import reference_of, target_of
-from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
-from operations.schema.casting.stripping import REFUSALS, StrippingPass, pack
-from operations.schema.casting.thorough import CreatingPass, NeedsRepair, Pass
+from operations.schema.casting.changes import Change, Changes, Uniform
+from operations.schema.casting.stripping import StrippingPass
+from operations.schema.casting.thorough import CreatingPass, Pass
+from operations.schema.casting.typed import REFUSALS, NeedsRepair, is_unchanged, pack
 from operations.schema.checking import Checker
 from operations.schema.compiling import text_test
-from operations.schema.explain import explain
+from operations.schema.explain import Known, explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
 from operations.schema.references import APPLIED, item_keywords, subschemas
@@ -64,8 +68,12 @@ class Caches:
     def __init__(self, scope: Scope, policy: CastPolicy) -> None:
         self.creates = policy == "create"
         self.planner = Planner(scope, keep=policy == "keep")
-        self.thorough = CreatingPass if self.creates else Pass
-        self.quick = StrippingPass(self.thorough(self.planner))
+        self._thorough = CreatingPass if self.creates else Pass
+        self.quick = StrippingPass(self._thorough(self.planner))
+
+    def repairing(self) -> Pass:
+        """Return a thorough pass for one value."""
+        return self._thorough(self.planner, types=self.quick.find)
 
 
 def caches_of(scope: Scope, policy: CastPolicy) -> Caches:
@@ -74,6 +82,22 @@ def caches_of(scope: Scope, policy: CastPolicy) -> Caches:
         scope.caches.setdefault(policy, Caches(scope, policy))
     found: Caches = scope.caches[policy]
     return found
+
+
+class _StrippedInvalidError(NeedsRepair):
+    """The value is not valid after stripping and filling."""
+
+
+class _Repaired(NamedTuple):
+    """The result of the thorough pass."""
+
+    value: Any
+
+    edited: bool
+    """Whether another round may change it."""
+
+    is_valid: bool
+    known: Known
 
 
 class Normaliser:
@@ -87,6 +111,8 @@ class Normaliser:
         self._root = caches.planner.plan((self._site,))
         self._place = place_of(caches.planner, [self._root])
         self._quick: _Quick = self._choose
+        self._is_exact = False
+        """Whether a type expresses the whole schema, so that its values need no validator."""
         self.check_text: Callable[[bytes], Any] | None = None
         """Raises `REFUSALS` unless a JSON text is valid and needs no change under any policy."""
 
@@ -94,12 +120,13 @@ class Normaliser:
         """See `Normalise`."""
         undecided = self._planner.undecided
         report: _Report | None
+        edited = False
         try:
             result, report = self._quick(value)
-            edited = False
-        except (NeedsRepair, ValueError):
-            result, edited = self._once(value)
-            report = self._compared
+        except (NeedsRepair, ValueError) as refusal:
+            repaired = self._repair(value, stripped=isinstance(refusal, _StrippedInvalidError))
+            result, edited = repaired.value, repaired.edited
+            report = partial(self._compared, repaired=repaired)
         unsettled = edited or self._planner.undecided != undecided
         if unsettled and (settled := self._settled(result)) is not result:
             changes = self._compared(value, settled)
@@ -112,12 +139,15 @@ class Normaliser:
         """Return the changes of the quick pass."""
         return Changes(self._place).compare_names(value, result).listed()
 
-    def _compared(self, value: Any, result: Any) -> list[Change]:
+    def _compared(
+        self, value: Any, result: Any, repaired: "_Repaired | None" = None
+    ) -> list[Change]:
         """Return all changes between `value` and `result`, and the mismatches of `result`."""
-        changes = Changes(self._place, creates=self._caches.creates)
+        known: Known = {} if repaired is None else repaired.known
+        changes = Changes(self._place, creates=self._caches.creates, known=known)
         changes.compare(value, result)
-        if not self._accepts(result):
-            issues = explain(self._planner, self._site, result, MAX_MISMATCHES)
+        if not (self._accepts(result) if repaired is None else repaired.is_valid):
+            issues = explain(self._planner, self._site, result, MAX_MISMATCHES, known)
             changes.add_mismatches(issues, result)
         return changes.listed()
 
@@ -141,7 +171,7 @@ class Normaliser:
         value = without_objects(value)
         stripped = self._caches.quick.cast(self._root, value)
         if not self._accepts(stripped):
-            raise NeedsRepair
+            raise _StrippedInvalidError
         return stripped, None if is_unchanged(value, stripped) else self._stripped
 
     def _find_types(self) -> "_Quick | None":
@@ -150,6 +180,7 @@ class Normaliser:
         if typed is None or typed.shape.depth == 0:
             return None
         shape = typed.shape
+        self._is_exact = shape.exact
         self.check_text = self._caches.quick.check_text(self._root)
 
         def quick(value: Any) -> tuple[Any, _Report | None]:
@@ -157,14 +188,15 @@ class Normaliser:
             try:
                 stripped, differs = typed.strip(value)
             except NeedsRepair:
-                # It may contain types that are not JSON.
+                if _looks_plain(value):
+                    raise
                 plain = as_json(value)
                 if plain is value:
                     raise
                 stripped, differs = typed.strip(plain)
                 report = lambda _value, result: self._stripped(plain, result)  # noqa: E731
             if not shape.exact and not self._accepts(stripped):
-                raise NeedsRepair
+                raise _StrippedInvalidError
             return stripped, report if differs else None
 
         items, finish, decode = self._place.items, shape.finish_items, typed.decode
@@ -185,9 +217,11 @@ class Normaliser:
                 elif finish(value, stripped):
                     report = self._stripped
             except REFUSALS:
+                if value and type(value) is list and is_plain(value[0], MAX_DEPTH):
+                    raise NeedsRepair from None
                 return quick(value)
             if not shape.exact and not self._accepts(stripped):
-                raise NeedsRepair
+                raise _StrippedInvalidError
             return stripped, report
 
         return quick_list
@@ -202,7 +236,7 @@ class Normaliser:
         """
         seen = {canonical(result): result}
         for _ in range(_MAX_ROUNDS):
-            again, _ = self._once(result)
+            again = self._once(result)
             text = canonical(again)
             if text in seen:
                 # The result is stable, or the results repeat in a cycle; then any of them can be used.
@@ -211,21 +245,38 @@ class Normaliser:
             seen[text] = result = again
         return result
 
-    def _once(self, value: Any) -> tuple[Any, bool]:
-        """Run both passes; return the result, and whether more than stripping and filling was needed."""
+    def _once(self, value: Any) -> Any:
+        """Run both passes; return the result."""
+        is_stripped = False
         try:
             stripped = self._caches.quick.cast(self._root, value)
+            is_stripped = True
             if self._accepts(stripped):
-                return stripped, False
-            if self._is_valid(value):
-                return to_json(value), False
+                return stripped
         except (NeedsRepair, ValueError):
             pass
-        thorough = self._caches.thorough(self._planner)
-        result = thorough.cast(self._root, value)
-        if not self._accepts(result) and self._is_valid(value):
-            return to_json(value), False
-        return result, thorough.edits > 0
+        return self._repair(value, stripped=is_stripped).value
+
+    def _repair(self, value: Any, *, stripped: bool) -> "_Repaired":
+        """Run the thorough pass.
+
+        Args:
+            value: The value, which the quick pass refused.
+            stripped: Whether it was refused because it is not valid after stripping and filling.
+        """
+        if stripped and self._is_valid(value):
+            return _Repaired(to_json(value), edited=False, is_valid=True, known={})
+        thorough, creates = self._caches.repairing(), self._caches.creates
+        result = thorough.repair(self._root, value)
+        if self._is_exact and not creates:
+            is_valid = thorough.misfits == 0
+        else:
+            is_valid = self._accepts(result)
+            if not is_valid and self._is_valid(value):
+                return _Repaired(to_json(value), edited=False, is_valid=True, known={})
+        # Conversions are final unless they may change the choice of a union, or a created value is not valid.
+        edited = thorough.edits > 0 and (thorough.chose or creates)
+        return _Repaired(result, edited=edited, is_valid=is_valid, known=thorough.known)
 
     def _is_valid(self, value: Any) -> bool:
         """Return whether `value`, including its undeclared properties, is valid."""
@@ -233,6 +284,15 @@ class Normaliser:
             return self._accepts(to_json(value))
         except JSONValueError:
             return False
+
+
+def _looks_plain(value: Any) -> bool:
+    """Return whether a sample of `value`, with the first item of each list, consists of the types of JSON."""
+    if is_list(value):
+        return not value or _looks_plain(value[0])
+    if is_object(value):
+        return all(map(_looks_plain, value.values()))
+    return is_plain(value, 0)
 
 
 def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:

@@ -5,6 +5,7 @@ Rule 2: there is one entry per kind of change and schema location: all items of 
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -13,6 +14,7 @@ import msgspec
 from operations._json import (
     JSON_TYPES,
     MAX_NAME,
+    SCALARS,
     Path,
     is_list,
     is_object,
@@ -24,9 +26,10 @@ from operations._json import (
     unescape,
 )
 from operations._text import counted, shortened
-from operations.schema.explain import ValidationIssue
+from operations.schema.casting.typed import names_of
+from operations.schema.explain import NONE_KNOWN, Known, ValidationIssue
 from operations.schema.members import Place
-from operations.schema.values import conversions, same, shown
+from operations.schema.values import conversions, convert_all, same, shown
 from operations.types import Count
 
 ChangeKind: TypeAlias = Literal[
@@ -82,7 +85,10 @@ _MAX_REPORTS = 100
 
 _CONTAINERS = frozenset({dict, list})
 _OBJECTS = frozenset({dict})
-_TYPES = ("string", "integer", "number", "boolean")
+_LEAST_ROWS = 8
+"""The number of objects in a list from which they are compared property by property, which runs in C."""
+
+_TEXT = frozenset({str})
 
 
 class Changes:
@@ -91,12 +97,15 @@ class Changes:
     Args:
         root: The location of the value.
         creates: Whether the policy creates values, so that an added value may differ from the declared default.
+        known: The parts of the result that were stripped and filled only.
     """
 
-    def __init__(self, root: Place, *, creates: bool = False) -> None:
+    def __init__(self, root: Place, *, creates: bool = False, known: Known = NONE_KNOWN) -> None:
         self._root = root
+        self._known = known
         self._creates = creates
         self._found: _Found = {}
+        self._more: dict[_Key, int] = {}
         self._names: dict[Place | None, int] = {}
         self._shapes: dict[tuple[Place | None, Any, Any], list[Any]] = {}
 
@@ -117,6 +126,9 @@ class Changes:
     def _counted(self) -> "Changes":
         for (place, _, _), (count, path, first, result) in self._shapes.items():
             self.add_properties(place, first, result, pointer_to(path), count)
+        for key, count in self._more.items():
+            known = self._found[key]
+            self._found[key] = msgspec.structs.replace(known, count=known.count + count)
         return self
 
     def add_mismatches(self, issues: Iterable[ValidationIssue], value: Any) -> "Changes":
@@ -204,14 +216,22 @@ class Changes:
         """Compare everything."""
         if before is after:
             return
+        known = self._known.get(id(after))
+        if known is not None:
+            if known.differs:
+                self._shape(place, before, after, path)
+            return
         before = _plain(before)
         if is_object(before) and is_object(after):
             self._names_of(place, before, after, path)
             for name, item in before.items():
                 if name in after:
+                    result = after[name]
+                    if type(item) is type(result) and type(item) in SCALARS and item == result:
+                        continue
                     child = place and place.child(name)
                     here = _location(place, name)
-                    self._compare(child, item, after[name], (name, path), here)
+                    self._compare(child, item, result, (name, path), here)
         elif is_list(before) and is_list(after):
             self._items(place, before, after, path, location)
         elif type(before) is not type(after) or not same(before, after):
@@ -227,9 +247,17 @@ class Changes:
     ) -> None:
         here = place, None
         moved = len(after) < len(before) and place is not None and place.is_unique
-        pairs: Iterable[tuple[Any, Any]] = () if moved else zip(before, after, strict=False)
-        for index, (first, second) in enumerate(pairs):
-            self._compare(place and place.item(index), first, second, (index, path), here)
+        both = 0 if moved else min(len(before), len(after))
+        indices: Iterable[int] = range(both)
+        if self._known:
+            found = enumerate(map(self._known.get, map(id, after[:both])))
+            indices = [index for index, valid in found if valid is None or valid.differs]
+        indices = [*indices]
+        items = place and place.items
+        if items is None or not self._compare_columns(items, before, after, path, indices):
+            for index in indices:
+                item = place and place.item(index)
+                self._compare(item, before[index], after[index], (index, path), here)
         if len(after) < len(before):
             words = f"was cut from {len(before)} to {counted(len(after), 'item')}"
             self._add("replaced", location, pointer_to(path), words)
@@ -237,8 +265,48 @@ class Changes:
             words = f"was absent and is now {shown(after[index])}"
             self._add("created", here, pointer_to((index, path)), words)
 
+    def _compare_columns(
+        self, place: Place, before: list[Any], after: list[Any], path: Path, indices: list[int]
+    ) -> bool:
+        """Compare the objects at `indices` property by property, if all of them have the same names."""
+        first = before[indices[0]] if len(indices) >= _LEAST_ROWS else None
+        names = names_of([before[index] for index in indices]) if type(first) is dict else None
+        results = [after[index] for index in indices]
+        after_names = names_of(results) if names else None
+        if not names or not after_names:
+            return False
+        objects = [before[index] for index in indices]
+        if names != after_names:
+            key = place, names, after_names
+            known = self._shapes.setdefault(key, [0, (indices[0], path), first, results[0]])
+            known[0] += len(indices)
+        for name in names:
+            if name not in after_names:
+                continue
+            column = list(map(itemgetter(name), objects))
+            result = list(map(itemgetter(name), results))
+            if _is_same(column, result):
+                continue
+            child, here = place.child(name), _location(place, name)
+            if _are_conversions(column, result):
+                first, last = column[0], result[0]
+                where = pointer_to((name, (indices[0], path)))
+                words = f"was converted from {kind_of(first)} to {kind_of(last)}"
+                self._add("converted", here, where, words, len(column))
+                continue
+            for index, item, changed in zip(indices, column, result, strict=True):
+                if type(item) is type(changed) and type(item) in SCALARS and item == changed:
+                    continue
+                self._compare(child, item, changed, (name, (index, path)), here)
+        return True
+
     def _scalar(self, before: Any, after: Any, path: Path, location: "_Location") -> None:
         if type(before) not in _CONTAINERS and _is_conversion(before, after):
+            key: _Key = ("converted", *location)
+            if key in self._found:
+                # Most conversions are those of one property in many items.
+                self._more[key] = self._more.get(key, 0) + 1
+                return
             words = f"was converted from {kind_of(before)} to {kind_of(after)}"
             self._add("converted", location, pointer_to(path), words)
         else:
@@ -261,6 +329,24 @@ class Changes:
             )
         else:
             found[key] = Change(known.path, kind, known.count + count, known.message)
+
+
+def _is_same(before: list[Any], after: list[Any]) -> bool:
+    """Return whether two lists of values are known to be the same; `==` alone does not distinguish 1, 1.0 and true."""
+    kinds = list(map(type, before))
+    if before != after or kinds != list(map(type, after)):
+        return False
+    if kinds[0] is list and kinds.count(list) == len(kinds):
+        kinds = list(map(type, chain.from_iterable(before)))
+        return _TEXT.issuperset(kinds)
+    return SCALARS.issuperset(kinds)
+
+
+def _are_conversions(before: list[Any], after: list[Any]) -> bool:
+    kinds = set(map(type, before)), set(map(type, after))
+    if len(kinds[0]) != 1 or len(kinds[1]) != 1 or kinds[0] == kinds[1]:
+        return False
+    return convert_all(before, type(after[0])) == after
 
 
 class Uniform:
@@ -340,7 +426,8 @@ def _uniform(place: Place, before: list[Any], after: list[Any]) -> Uniform | Non
     return known if known.describes(before) else None
 
 
-_Found: TypeAlias = dict[tuple[ChangeKind, Place | None, str | None], Change]
+_Key: TypeAlias = tuple[ChangeKind, Place | None, str | None]
+_Found: TypeAlias = dict[_Key, Change]
 _Location: TypeAlias = tuple[Place | None, str | None]
 """A location in a schema: a property of a place, or its items or undeclared properties."""
 
@@ -350,25 +437,18 @@ def _location(place: Place | None, name: str | None) -> _Location:
     return place, name if declared else None
 
 
-def is_unchanged(before: Any, after: Any) -> bool:
-    """Return whether stripping and filling changed nothing."""
-    try:
-        return bool(before == after)
-    except Exception:  # noqa: BLE001 - values that are not plain JSON have comparisons of their own
-        return False
-
-
 def _is_conversion(before: Any, after: Any) -> bool:
     if type(before) is float and type(after) is int:
         return same(before, after)
-    return any(type(c) is type(after) and same(c, after) for c in conversions(before, _TYPES))
+    found = list(conversions(before, (kind_of(after),)))
+    return any(type(each) is type(after) and each == after for each in found)
 
 
 def _plain(value: Any) -> Any:
     """Return `value` as a JSON type with plain keys."""
     if type(value) not in JSON_TYPES:
         value = lift(value)
-    if is_object(value) and not all(type(name) is str for name in value):
+    if is_object(value) and not _TEXT.issuperset(map(type, value)):
         names: Iterable[str] = to_json(dict.fromkeys(value))
         return dict(zip(names, value.values(), strict=True))
     return value

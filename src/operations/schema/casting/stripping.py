@@ -9,20 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from msgspec import ValidationError, json, msgpack
+from msgspec import json
 
 from operations._json import MAX_DEPTH, SCALARS, Path, as_json, to_json
-from operations._objects import holds_models, holds_objects, pack_objects, without_objects
-from operations.schema.casting.changes import is_unchanged
-from operations.schema.casting.structs import PlanType, Shaper
-from operations.schema.casting.thorough import NeedsRepair, Pass, applied, placed
+from operations.schema.casting.structs import Shaper
+from operations.schema.casting.thorough import Pass, applied, placed
+from operations.schema.casting.typed import NeedsRepair, TypedStrip
 from operations.schema.members import union_of
 from operations.schema.plans import Plan
 from operations.schema.references import Site
-
-pack = msgpack.Encoder().encode
-REFUSALS = (LookupError, NotImplementedError, OverflowError, TypeError, ValueError)
-"""The exceptions raised for a value that a type does not accept, when it is encoded, decoded or finished."""
 
 
 class StrippingPass(Pass):
@@ -69,17 +64,21 @@ class StrippingPass(Pass):
             return json.Decoder(closed.type).decode
         return None
 
+    def find(self, plan: Plan) -> "TypedStrip | None":
+        """Return the pass of a plan for containers by a msgspec type, which is created once."""
+        if plan not in self._typed:
+            self._typed[plan] = self.typed(plan) if plan.leaf_types is None else None
+        return self._typed[plan]
+
     def cast(self, plan: Plan, value: Any, path: Path = (), levels: int = MAX_DEPTH) -> Any:
         """Strip and fill a value."""
         if type(value) not in SCALARS:
-            if plan not in self._typed:
-                self._typed[plan] = self.typed(plan) if plan.leaf_types is None else None
-            typed = self._typed[plan]
+            typed = self.find(plan)
             if typed is not None and levels >= typed.shape.depth:
                 # Otherwise the types are not JSON, or the shape differs.
                 with suppress(NeedsRepair):
                     return typed.strip(value)[0]
-        return super().cast(plan, value, path, levels)
+        return self.repair(plan, value, path, levels)
 
     def whole(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Return a scalar of an allowed type, or a container among constants."""
@@ -105,10 +104,8 @@ class StrippingPass(Pass):
                 continue
             union = union_of(self.planner, choice.members)
             members = union.candidates(value)
-            if len(members) == 1:
-                fitting = [members[0][0]]
-            else:
-                fitting = [site for site, part in members if part.accepts(value)]
+            is_only = len(members) == 1
+            fitting = [site for site, part in members if is_only or part.accepts(value)]
             named = choice.named(value)
             if not fitting or not (named is None or named in fitting):
                 raise NeedsRepair
@@ -118,69 +115,3 @@ class StrippingPass(Pass):
     def default(self, plan: Plan, required: bool) -> Any:
         """Return the declared default, which may be converted."""
         return self._thorough.default(plan, required)
-
-
-class TypedStrip:
-    """Strips, fills and checks values by a type, in C.
-
-    A value is encoded as MessagePack and decoded again. The result therefore shares no object with the value and
-    contains only JSON: invalid Unicode cannot be encoded, and a decimal is encoded as text.
-
-    Args:
-        shape: The type.
-        closed: The type of values that need no change, if it is known.
-
-    Attributes:
-        shape: The type.
-        decode: Decodes a value that `pack` encoded.
-
-    Raises:
-        TypeError, ValueError: If msgspec does not support the type.
-    """
-
-    def __init__(self, shape: PlanType, closed: PlanType | None = None) -> None:
-        self.shape = shape
-        self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
-        self._check = None if closed is None else msgpack.Decoder(closed.type).decode
-        self._packs = True
-        """Whether objects are packed directly; False after one with a special type, such as an aware datetime."""
-
-    def strip(self, value: Any) -> tuple[Any, bool]:
-        """Return a value stripped and filled, and whether that changed it.
-
-        Raises:
-            NeedsRepair: If the type does not accept the value.
-        """
-        finish, must_finish = self.shape.finish, self.shape.must_finish
-        try:
-            if type(value) is not dict and holds_objects(value):
-                if self._packs and not holds_models(value):
-                    packed = pack_objects(value)
-                    try:
-                        result = self.decode(packed)
-                    except ValidationError:
-                        self._packs = False
-                    else:
-                        differs = pack(result) != packed
-                        if must_finish and finish is not None:
-                            differs = finish([result], [result]) or differs
-                        return result, differs
-                value = without_objects(value)
-                if self._is_clean(value):
-                    return value, False
-            result = self.decode(pack(value))
-            if finish is None or (not must_finish and is_unchanged(value, result)):
-                return result, False
-            return result, finish([value], [result])
-        except REFUSALS:
-            raise NeedsRepair from None
-
-    def _is_clean(self, value: Any) -> bool:
-        """Return whether a value is known to need no change."""
-        if self._check is None:
-            return False
-        try:
-            self._check(pack(value))
-        except ValidationError:
-            return False
-        return True

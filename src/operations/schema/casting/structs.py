@@ -184,7 +184,7 @@ class Shaper:
             return None
         finish = shape.finish and _array_finish(shape.finish)
         flat = None if shape.complete is None else shape.finish
-        kind = _generic(list, shape.type)
+        kind = list_type(shape.type)
         return PlanType(
             kind, shape.depth + 1, shape.exact, finish, shape.must_finish, finish_items=flat
         )
@@ -313,6 +313,11 @@ def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) ->
     ):
         return PlanType(Literal[listed], 0, exact)
     return _union(map(_scalar, leaves), exact=False)
+
+
+def list_type(item: Any) -> Any:
+    """Return the type of a list of `item`."""
+    return _generic(list, item)
 
 
 def _generic(kind: Any, *parts: Any) -> Any:

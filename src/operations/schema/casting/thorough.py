@@ -14,13 +14,18 @@ Rule 2: only `CreatingPass`, for the policy `create`, creates values: it overrid
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain, repeat
-from math import ceil, floor
+from math import ceil, floor, isfinite
+from operator import itemgetter
 from typing import Any
 
 from operations._json import (
     JSON_TYPES,
     MAX_DEPTH,
+    SCALARS,
+    TOO_LONG,
+    TOO_LOW,
     JSONValueError,
     Path,
     canonical,
@@ -31,23 +36,26 @@ from operations._json import (
     pointer_to,
     to_json,
 )
+from operations.schema.casting.typed import NeedsRepair, TypedStrip, names_of
+from operations.schema.explain import Valid
 from operations.schema.members import Place, matching, nearest, place_of, union_of
 from operations.schema.plans import MISSING, Choice, Plan, Planner
 from operations.schema.references import Site
-from operations.schema.values import conversions, distinct, is_whole, same
+from operations.schema.values import conversions, convert_all, distinct, is_whole, same
 
 _MAX_TRIALS = 1_000
 """The largest number of trial casts for one union, including those of nested unions."""
+
+_LEAST_ROWS = 8
+"""The number of objects in a list from which they are cast property by property."""
 
 _MAX_DEFAULT = 100_000
 """The largest default in bytes, with its own defaults filled."""
 
 _CONTAINERS = frozenset({dict, list})
 _TEXT = frozenset({str})
-
-
-class NeedsRepair(Exception):  # noqa: N818 - a signal between passes, not an error
-    """The value needs more changes than a pass makes: the quick pass only strips and fills, a trial also converts."""
+_PLAIN = frozenset({bool, type(None)})
+_PLAIN_TEXT = _PLAIN | {str}
 
 
 class Pass:
@@ -56,23 +64,38 @@ class Pass:
     Args:
         planner: Creates the plans.
         fitting: The plans whose defaults are being cast, outermost first.
+        types: Returns the type of a plan, which casts its valid values in C.
 
     Attributes:
         trusts: Whether scalars of an allowed type are not checked one by one.
         edits: The number of values that were converted, created or replaced.
+        misfits: The number of values that do not match, except in unions.
+        chose: Whether a member of a union was chosen.
+        known: The parts of the result that are known to be valid.
         on_trial: Whether the pass only tests if conversions are enough.
     """
 
     trusts = False
 
-    def __init__(self, planner: Planner, fitting: tuple[Plan, ...] = ()) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        fitting: tuple[Plan, ...] = (),
+        types: Callable[[Plan], TypedStrip | None] = lambda _plan: None,
+    ) -> None:
         self.planner = planner
         self._fitting = fitting
         self._trials_left = _MAX_TRIALS
         self._refused: set[tuple[Plan, Path]] = set()
         self._chosen: dict[tuple[Plan, Path], tuple[Any, int]] = {}
+        self._types = types
         self.on_trial = False
         self.edits = 0
+        self.misfits = 0
+        self.chose = False
+        self.known: dict[int, Valid] = {}
+        self._held: list[Any] = []
+        """The results in `known`: the id of an object that is deleted may be used again."""
 
     def default(self, plan: Plan, required: bool) -> Any:
         """Return the declared default of an absent property, cast; or `MISSING`.
@@ -114,6 +137,19 @@ class Pass:
         Raises:
             JSONValueError: If a part that the schema does not strip is not JSON and cannot be converted to it.
         """
+        if type(value) not in SCALARS:
+            typed = self._types(plan)
+            if typed is not None and levels >= typed.shape.depth:
+                with suppress(NeedsRepair):
+                    result, differs = typed.strip(value)
+                    if typed.shape.exact or plan.accepts(result):
+                        self.known[id(result)] = Valid(plan, differs)
+                        self._held.append(result)
+                        return result
+        return self.repair(plan, value, path, levels)
+
+    def repair(self, plan: Plan, value: Any, path: Path = (), levels: int = MAX_DEPTH) -> Any:
+        """Cast `value` as `cast` does; a type is known to refuse it, but may accept its parts."""
         if self.on_trial:
             self._trials_left -= 1
             if self._trials_left < 0:
@@ -163,30 +199,135 @@ class Pass:
                 continue
             if not name.isascii():
                 placed(to_json, name, path)
-            if trusts and part.scalars is not None and type(item) in part.scalars:
+            kind = type(item)
+            if trusts:
+                is_valid = part.scalars is not None and kind in part.scalars
+            elif kind is str:
+                # Other texts may contain lone surrogates.
+                is_valid = item.isascii() and (kind in part.certain or item in part.texts)
+            elif kind is float:
+                is_valid = kind in part.certain and item - item == 0
+            else:
+                is_valid = kind in _PLAIN and kind in part.certain
+            if is_valid:
                 result[name] = item
+            elif (
+                kind is list
+                and part.holds_texts
+                and _TEXT.issuperset(map(type, item))
+                and "".join(item).isascii()
+            ):
+                result[name] = [*item]
             else:
                 result[name] = self.cast(part, item, (name, path), levels - 1)
         for name, part in plan.fillable:
             if name not in members:
-                made = self.default(part, name in plan.required)
-                if made is MISSING and name in plan.required:
-                    made = self.absent(part)
+                made = self._absent(part, name in plan.required)
                 if made is not MISSING:
                     result[name] = made
-                    self.planner.undecided += type(made) in _CONTAINERS
         return result
 
     def _array(self, plan: Plan, value: list[Any], path: Path, levels: int) -> Any:
         if levels <= 0:
             raise JSONValueError("nested too deeply", pointer_to(path))
         first, rest = plan.items
-        parts = zip(chain(first, repeat(rest)), self.cut(plan, value), strict=False)
+        value = self.cut(plan, value)
+        typed = None if first or self.trusts else self._types(rest)
+        if typed is not None and levels > typed.shape.depth:
+            return self.resized(plan, self._typed_items(typed, rest, value, path, levels - 1))
+        parts = zip(chain(first, repeat(rest)), value, strict=False)
         items = [
             self.cast(part, item, (index, path), levels - 1)
             for index, (part, item) in enumerate(parts)
         ]
         return self.resized(plan, items)
+
+    def _typed_items(
+        self, typed: TypedStrip, plan: Plan, values: list[Any], path: Path, levels: int
+    ) -> list[Any]:
+        """Return the items of an array, cast by a type; only those that the type refuses are repaired."""
+        items, differs = typed.strip_items(values)
+        if not typed.shape.exact:
+            accepts = plan.accepts
+            items = [each if each is MISSING or accepts(each) else MISSING for each in items]
+        missing = [index for index, each in enumerate(items) if each is MISSING]
+        self.known |= dict.fromkeys(map(id, items), Valid(plan, differs))
+        self.known.pop(id(MISSING), None)
+        self._held.append([*items])
+        if len(missing) > _LEAST_ROWS and self._table(plan, values, items, missing, path, levels):
+            return items
+        for index in missing:
+            value = values[index]
+            # An object of Python may be cast by its own type.
+            cast = self.repair if type(value) in JSON_TYPES else self.cast
+            items[index] = cast(plan, value, (index, path), levels)
+        return items
+
+    def _table(
+        self,
+        plan: Plan,
+        values: list[Any],
+        items: list[Any],
+        indices: list[int],
+        path: Path,
+        levels: int,
+    ) -> bool:
+        """Cast the objects at `indices` property by property, if all of them have the same names; add them to `items`.
+
+        Most values of a property need the same decision, which is made once.
+        """
+        rows = [values[index] for index in indices]
+        names = names_of(rows)
+        if names is None or plan.choices or levels <= 0 or not "".join(names).isascii():
+            return False
+        kept: list[str] = []
+        columns: list[list[Any]] = []
+        for name in names:
+            part = plan.children[name]
+            if part is None:
+                continue
+            column = list(map(itemgetter(name), rows))
+            if not _is_certain(part, column):
+                column = self._converted(part, column) or [
+                    self.cast(part, item, (name, (index, path)), levels - 1)
+                    for index, item in zip(indices, column, strict=True)
+                ]
+            elif type(column[0]) is list:
+                column = list(map(list, column))
+            kept.append(name)
+            columns.append(column)
+        for name, part in plan.fillable:
+            if name not in names:
+                made = [self._absent(part, name in plan.required) for _ in indices]
+                if made[0] is not MISSING:
+                    kept.append(name)
+                    columns.append(made)
+        if not columns:
+            return False
+        for index, row in zip(indices, zip(*columns, strict=True), strict=True):
+            items[index] = dict(zip(kept, row, strict=True))
+        return True
+
+    def _converted(self, plan: Plan, column: list[Any]) -> list[Any] | None:
+        """Return scalars of one type converted to the only other type that the plan accepts; None for other values."""
+        kinds = set(map(type, column))
+        # An integer is also a number, and text becomes an integer if possible.
+        wanted = plan.certain - {int} if float in plan.certain else plan.certain
+        if len(kinds) != 1 or len(wanted) != 1 or not kinds.isdisjoint(plan.certain):
+            return None
+        made = convert_all(column, *wanted)
+        if made is not None:
+            self.edits += len(made)
+        return made
+
+    def _absent(self, part: Plan, required: bool) -> Any:
+        """Return the value for an absent property, or `MISSING`."""
+        made = self.default(part, required)
+        if made is MISSING and required:
+            made = self.absent(part)
+        if made is not MISSING:
+            self.planner.undecided += type(made) in _CONTAINERS
+        return made
 
     def choose(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Choose the members of the unions in `plan` for `value`, then cast the value to them.
@@ -212,8 +353,9 @@ class Pass:
 
     def _cast_chosen(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         value = placed(to_json, value, path, levels)
-        if plan.is_unstable and type(value) in _CONTAINERS:
-            self.planner.undecided += 1
+        if type(value) in _CONTAINERS:
+            self.chose = True
+            self.planner.undecided += plan.is_unstable
         picks: list[Site] = []
         # Where the value matches other members than the one it names, only the named one.
         own: list[Site] = []
@@ -271,12 +413,14 @@ class Pass:
         """Return the replacement of a mismatched value: without properties that are unknown to all union members."""
         if self.on_trial:
             raise NeedsRepair
+        self.misfits += 1
         return _known(place_of(self.planner, [plan]), value) if plan.choices else value
 
     def absent(self, plan: Plan) -> Any:
         """Return the value for an absent required property without a default, or `MISSING`."""
         if self.on_trial:
             raise NeedsRepair
+        self.misfits += 1
         return MISSING
 
     def cut(self, plan: Plan, items: list[Any]) -> list[Any]:
@@ -290,6 +434,33 @@ class Pass:
     def unmatched(self, plan: Plan, choice: Choice, value: Any) -> Site | None:
         """Return the member to use for a value that matches no member of a union; None to leave it unchanged."""
         return None
+
+
+def _is_certain(plan: Plan, column: list[Any]) -> bool:
+    """Return whether every value of a list is known to be valid JSON; False if that takes a closer look."""
+    kinds = set(map(type, column))
+    if len(kinds - _PLAIN) > 1:
+        return False
+    is_listed = False
+    if list in kinds:
+        if len(kinds) > 1 or not plan.holds_texts:
+            return False
+        column = list(chain.from_iterable(column))
+        if not _TEXT.issuperset(map(type, column)):
+            return False
+    elif str in kinds and str not in plan.certain:
+        is_listed = len(kinds) == 1 and plan.texts.issuperset(column)
+        if not is_listed:
+            return False
+    elif not kinds <= plan.certain:
+        return False
+    if list in kinds or str in kinds:
+        # Other texts may contain lone surrogates.
+        return is_listed or "".join(filter(None, column)).isascii()
+    if float in kinds:
+        return all(map(isfinite, column))
+    numbers = [each for each in column if type(each) is int]
+    return not numbers or (min(numbers) > TOO_LOW and max(numbers) < TOO_LONG)
 
 
 def _joined(result: Any, other: Any) -> Any:
@@ -342,8 +513,13 @@ _MAX_MADE = 1_000
 class CreatingPass(Pass):
     """A pass that forces its value to match, as TypeBox's `Value.Cast` does."""
 
-    def __init__(self, planner: Planner, fitting: tuple[Plan, ...] = ()) -> None:
-        super().__init__(planner, fitting)
+    def __init__(
+        self,
+        planner: Planner,
+        fitting: tuple[Plan, ...] = (),
+        types: Callable[[Plan], TypedStrip | None] = lambda _plan: None,
+    ) -> None:
+        super().__init__(planner, fitting, types)
         self._created: dict[Plan, Any] = {}
 
     def named(self, choice: Choice, value: Any) -> Site | None:
