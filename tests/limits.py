@@ -5,22 +5,27 @@ count, moves the clock (`tests.clocks`), or compares two durations of the same m
 """
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from time import thread_time
+from time import process_time, thread_time
 from timeit import timeit
 
 import anyio
 
 _REFERENCE = 0.02
-"""Processor time of the loop in `_slowness`, in seconds, on a machine for which the limits were chosen."""
+"""Processor time of the loop in `slowness`, in seconds, on a machine for which the limits were chosen."""
+
+
+def slowness() -> float:
+    """Return how many times longer this machine computes now than the reference, in processor time."""
+    return timeit("sum(range(1000))", number=1000, timer=thread_time) / _REFERENCE
 
 
 @cache
 def _slowness() -> float:
-    """Return how many times longer this machine computes than the reference."""
-    return timeit("sum(range(1000))", number=1000, timer=thread_time) / _REFERENCE
+    return slowness()
 
 
 def _runnable() -> int:
@@ -45,3 +50,17 @@ def scaled(seconds: float) -> float:
 def time_limit(seconds: float) -> AbstractContextManager[anyio.CancelScope]:
     """Fail the test if the block takes longer than `scaled(seconds)`."""
     return anyio.fail_after(scaled(seconds))
+
+
+@contextmanager
+def processor_limit(seconds: float) -> Generator[None]:
+    """Fail the test if the block computes longer than `seconds`, on a machine of the reference speed.
+
+    Compares its processor time with that of a fixed computation before and after it: processes that share a core also
+    share its caches, so processor time alone grows with the load.
+    """
+    before, began = slowness(), process_time()
+    yield
+    took = process_time() - began
+    allowed = seconds * max(1.0, before, slowness())
+    assert took < allowed, f"computed for {took:.2f} s instead of {allowed:.2f} s"

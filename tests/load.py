@@ -6,23 +6,11 @@ limit.
 """
 
 REPEATED = {
-    "calls/test_faults_of_brokers.py::test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds": (
-        "F4 promises that calls continue within one second after the broker is back"
-    ),
     "calls/test_faults_of_brokers.py::test_f5_an_unavailable_broker_fails_calls_and_uses_no_memory": (
         "F5 promises a bound on memory, measured as the resident size of the process"
     ),
-    "calls/test_faults_of_brokers.py::test_f27_many_clients_reconnect_one_after_the_other": (
-        "F27 promises that 500 clients reconnect spread over at least two seconds"
-    ),
     "calls/test_faults_of_load.py::test_f9_a_process_that_stops_reading_loses_nothing_and_buffers_little": (
         "F9 promises a bound on memory, measured as the resident size of the process"
-    ),
-    "calls/test_faults_of_load.py::test_f21_a_worker_rejects_calls_beyond_its_limits_quickly_and_keeps_working": (
-        "F21 promises goodput of 80 % and rejections within 50 ms under overload"
-    ),
-    "calls/test_faults_of_load.py::test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind": (
-        "F31 promises that the processor is idle two seconds after the storm"
     ),
     "calls/test_soak.py::test_f32_mixed_load_with_faults_leaks_nothing": (
         "F32 promises a bound on memory and failures in less than 2 % of calls while connections are cut"

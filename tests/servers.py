@@ -237,6 +237,7 @@ class Proxy:
         delay: Seconds every chunk waits.
         rate: Bytes per second in each direction; None for no limit.
         accepted: Connections that were made through it.
+        pieces: How often data passed through it, in either direction.
         heard: The last bytes that passed through it; bounded, because tests measure memory.
     """
 
@@ -247,6 +248,7 @@ class Proxy:
         self.rate: float | None = None
         self.heard = bytearray()
         self.accepted = 0
+        self.pieces = 0
         self._swallowing = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -271,6 +273,7 @@ class Proxy:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                self.pieces += 1
                 self.heard += data
                 del self.heard[:-_MAX_HEARD]
                 if self.delay:

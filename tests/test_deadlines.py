@@ -2,31 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextvars import Context
 from typing import Any
 
 import pytest
+from tests.clocks import MovableLoop as Loop
 from tests.support import single, soon
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry, OperationType
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """An event loop whose clock can be moved forward, and that counts its timers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead = 0.0
-        self.timers = 0
-
-    def time(self) -> float:
-        return super().time() + self.ahead
-
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> Any:
-        self.timers += 1
-        return super().call_at(when, callback, *args, context=context)
 
 
 def run(work: Callable[[Loop], Any], loop: Loop | None = None) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp import Client as MCPClient
-from tests.limits import time_limit
+from tests.limits import processor_limit, time_limit
 from tests.server.asgi import Client as HTTPClient
 
 from operations import (
@@ -99,21 +99,19 @@ def test_items_stay_whole_if_they_fit() -> None:
 def test_a_long_text_is_not_copied_for_each_page() -> None:
     text = "x" * 40_000_000
 
-    before = time.process_time()
-    pages = sum(1 for _ in split({"text": text}, 8_192))
+    with processor_limit(4):
+        pages = sum(1 for _ in split({"text": text}, 8_192))
 
     assert pages > 4_000
-    assert time.process_time() - before < 4
 
 
 def test_a_long_name_is_not_copied_for_each_item() -> None:
     value = {"k" * 1_000_000: [{"kept": "whole"}] * 100_000}
 
-    before = time.process_time()
-    pages = list(split(value, 2_500_000))
+    with processor_limit(4):
+        pages = list(split(value, 2_500_000))
 
     assert len(pages) == 2
-    assert time.process_time() - before < 4
 
 
 def build(**tools: Any) -> OperationRegistry:

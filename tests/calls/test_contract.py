@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import World, calling
+from tests.limits import time_limit
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap
@@ -208,8 +209,8 @@ async def test_a_call_times_out_at_its_deadline(world: World, registry: Operatio
     loop = asyncio.get_running_loop()
     async with calling(world, registry) as calls:
         started = loop.time()
-        with pytest.raises(CallError) as caught:
-            await calls.call("slow.sleep", {"seconds": 60}, timeout=1)
+        with time_limit(20), pytest.raises(CallError) as caught:
+            await calls.call("slow.sleep", {"seconds": 3600}, timeout=1)
         elapsed = loop.time() - started
 
     assert caught.value.code == ErrorCode.TIMEOUT
@@ -217,7 +218,7 @@ async def test_a_call_times_out_at_its_deadline(world: World, registry: Operatio
     assert re.fullmatch(
         r"slow\.sleep did not (answer|finish) within (1|0\.\d+) s", caught.value.message
     )
-    assert 0.5 < elapsed < 20
+    assert elapsed > 0.5
 
 
 @pytest.mark.requirement("R30")
@@ -291,9 +292,9 @@ async def test_a_credential_that_cannot_be_checked_now_is_reported_at_once(
 
     async with calling(world, registry, resolve=resolve) as calls:
         for operation in ("secret.read", "echo.any"):
-            with pytest.raises(CallError) as caught:
-                async with asyncio.timeout(2):
-                    await calls.call(operation, {}, credential="good")
+            # Sooner than a call without a worker is given up.
+            with time_limit(5), pytest.raises(CallError) as caught:
+                await calls.call(operation, {}, credential="good")
             error = caught.value
             assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)
             assert "could not be checked" in error.message

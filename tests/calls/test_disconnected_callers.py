@@ -76,7 +76,7 @@ async def test_calls_of_a_caller_that_stays_unavailable_are_cancelled(
         await until(lambda: "cancelled 1" in lines(ledger))
         assert "cancelled 0" not in lines(ledger)
         await until(lambda: "cancelled 0" in lines(ledger))
-        assert 3 <= loop.time() - cut_at < 25
+        assert loop.time() - cut_at >= 3
         for call in pending:
             call.cancel()
         await asyncio.wait(pending)

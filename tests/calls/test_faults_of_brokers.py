@@ -40,42 +40,69 @@ from operations.registry import OperationRegistry
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.alone
+class Pauses(list[tuple[float, float]]):
+    """The lengths of outages and the pauses until the next attempt to connect, of all clients of this process.
+
+    Attributes:
+        next: The time of the next attempt of each client.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.next: dict[Backoff, float] = {}
+        pause = Backoff.pause
+
+        def noted(backoff: Backoff) -> float:
+            seconds = pause(backoff)
+            assert backoff._since is not None
+            now = backoff._clock()
+            self.append((now - backoff._since, seconds))
+            self.next[backoff] = now + seconds
+            return seconds
+
+        monkeypatch.setattr(Backoff, "pause", noted)
+
+
 @pytest.mark.requirement("R34", "F4")
 async def test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds(
-    own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
+    own_broker: tuple[Broker, BrokerWorld],
+    registry: OperationRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The attempts to connect are so close together that calls continue within a second."""
+    pauses = Pauses(monkeypatch)
     broker, world = own_broker
     loop = asyncio.get_running_loop()
     path, mutations = tmp_path / "queries", tmp_path / "mutations"
-    late: list[float] = []
+    ended: list[int] = []
 
-    async def hurried(calls: PendingRequestMap, seconds: float) -> str:
-        before = loop.time()
+    async def hurried(calls: PendingRequestMap, number: int) -> str:
+        before, seconds = loop.time(), 0.5 + 0.4 * number
         with pytest.raises(CallError) as caught:
             await calls.call("math.add", {"a": 3, "b": 3}, timeout=seconds)
-        late.append(abs(loop.time() - before - seconds))
+        assert loop.time() - before > seconds - 0.05
+        ended.append(number)
         return caught.value.code
 
     async with world.serve(registry), caller(world) as calls:
         await calls.call("math.add", {"a": 1, "b": 1})
         running_query = asyncio.create_task(
-            calls.call("slow.sleep", {"seconds": 1, "path": str(path)}, timeout=20)
+            calls.call("slow.sleep", {"seconds": 1, "path": str(path)}, timeout=60)
         )
         running_mutation = asyncio.create_task(
-            calls.call("slow.write", {"seconds": 1, "path": str(mutations)}, timeout=20)
+            calls.call("slow.write", {"seconds": 1, "path": str(mutations)}, timeout=60)
         )
         await until(lambda: started(path) and started(mutations))
         broker.kill()
         await until(lambda: not calls.target.is_connected)
         down_at = loop.time()
-        waiting = asyncio.create_task(calls.call("math.add", {"a": 2, "b": 2}, timeout=20))
-        codes = await asyncio.gather(*(hurried(calls, 0.5 + 0.1 * number) for number in range(5)))
+        waiting = asyncio.create_task(calls.call("math.add", {"a": 2, "b": 2}, timeout=60))
+        codes = await asyncio.gather(*(hurried(calls, number) for number in reversed(range(5))))
         await asyncio.sleep(3 - (loop.time() - down_at))
         broker.start()
-        up_at = loop.time()
-        assert (await waiting).data == 4
-        assert loop.time() - up_at < 1
+        with time_limit(20):
+            assert (await waiting).data == 4
         assert (await running_query).data == "slept"
         mutation = (await asyncio.gather(running_mutation, return_exceptions=True))[0]
         assert getattr(mutation, "data", "written") == "written"
@@ -83,9 +110,11 @@ async def test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     assert set(codes) == {ErrorCode.TIMEOUT}
-    # Allow for a short pause of the machine.
-    assert sorted(late)[2] < 0.05
+    assert ended == [0, 1, 2, 3, 4]
     assert len(started(mutations)) == 1
+    during = [pause for outage, pause in pauses if outage <= 3]
+    assert during
+    assert max(during) < 1
 
 
 @pytest.mark.requirement("R34", "F4")
@@ -292,18 +321,15 @@ async def swallowed(
 async def test_f6_a_deadline_applies_while_a_request_is_sent(
     own_broker: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    loop = asyncio.get_running_loop()
     async with swallowed(own_broker, registry) as (calls, _):
         context = OperationContext(deadline=(time() + 0.5) * 1000)
-        before = loop.time()
-        with pytest.raises(CallError) as called:
-            await calls.call("math.add", {"a": 1, "b": 1}, timeout=0.5)
-        with pytest.raises(CallError) as subscribed:
-            await anext(calls.subscribe("count.up", {"n": 1}, context))
-        took = loop.time() - before
+        with time_limit(15):
+            with pytest.raises(CallError) as called:
+                await calls.call("math.add", {"a": 1, "b": 1}, timeout=0.5)
+            with pytest.raises(CallError) as subscribed:
+                await anext(calls.subscribe("count.up", {"n": 1}, context))
 
     assert called.value.code == subscribed.value.code == ErrorCode.TIMEOUT
-    assert took < 15
 
 
 @pytest.mark.requirement("R12")
@@ -327,7 +353,6 @@ async def test_f4_a_deadline_applies_while_workers_may_be_reconnecting(
     own_broker: tuple[Broker, BrokerWorld],
 ) -> None:
     broker, world = own_broker
-    loop = asyncio.get_running_loop()
     async with caller(world) as calls:
         broker.kill()
         await until(lambda: not calls.target.is_connected)
@@ -336,13 +361,10 @@ async def test_f4_a_deadline_applies_while_workers_may_be_reconnecting(
         with time_limit(20):
             while not calls.target.is_connected:
                 await asyncio.sleep(0)
-        before = loop.time()
-        with pytest.raises(CallError) as caught:
+        with time_limit(15), pytest.raises(CallError) as caught:
             await calls.call("math.add", {"a": 1, "b": 1}, timeout=0.2)
-        took = loop.time() - before
 
     assert caught.value.code == ErrorCode.TIMEOUT
-    assert took < 15
 
 
 @pytest.mark.requirement("R12")
@@ -536,11 +558,13 @@ def test_f27_pauses_are_short_at_first_and_spread_out_later() -> None:
 @pytest.mark.alone
 @pytest.mark.requirement("R48", "F27")
 async def test_f27_many_clients_reconnect_one_after_the_other(
-    own_broker: tuple[Broker, BrokerWorld], caplog: pytest.LogCaptureFixture
+    own_broker: tuple[Broker, BrokerWorld],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The moments are chosen by the clients, so they are read there: a busy machine may connect them later."""
+    pauses = Pauses(monkeypatch)
     broker, world = own_broker
-    loop = asyncio.get_running_loop()
-    back: list[float] = []
     async with AsyncExitStack() as stack:
         away = {await stack.enter_async_context(world.connect()) for _ in range(500)}
         caplog.set_level(logging.ERROR, "operations")
@@ -548,18 +572,13 @@ async def test_f27_many_clients_reconnect_one_after_the_other(
         await until(lambda: not any(target.is_connected for target in away))
         # After a shorter outage, F4 requires a reconnect within a second.
         await asyncio.sleep(10)
-        # In another thread, because clients that wait while the loop is blocked would reconnect together.
-        starting = asyncio.create_task(asyncio.to_thread(broker.start))
-        with time_limit(60):
-            while away:
-                await asyncio.sleep(0.01)
-                here = {target for target in away if target.is_connected}
-                back += [loop.time()] * len(here)
-                away -= here
-            await starting
+        chosen = sorted(pauses.next.values())
+        broker.start()
+        await until(lambda: all(target.is_connected for target in away), seconds=60)
 
     # Nine of ten, so that a few early or late ones do not count.
-    assert back[-25] - back[25] >= 2
+    assert len(chosen) >= 500
+    assert chosen[-25] - chosen[25] >= 2
 
 
 @pytest.mark.no_cover

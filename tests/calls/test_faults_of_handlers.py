@@ -5,9 +5,11 @@ import gc
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,13 +37,13 @@ async def test_f13_a_worker_whose_clock_is_wrong_keeps_deadlines(
     async with worker_process(broker_world, skew=skew), caller(broker_world) as calls:
         assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=20)).data == 3
         started = time.monotonic()
-        with pytest.raises(CallError) as caught:
-            await calls.call("slow.sleep", {"seconds": 30, "path": str(path)}, timeout=1)
+        with time_limit(20), pytest.raises(CallError) as caught:
+            await calls.call("slow.sleep", {"seconds": 3600, "path": str(path)}, timeout=1)
         elapsed = time.monotonic() - started
         await until(lambda: "cancelled" in lines(path))
 
     assert caught.value.code == ErrorCode.TIMEOUT
-    assert 0.9 < elapsed < 20
+    assert elapsed > 0.9
 
 
 _SET_THE_CLOCK = """
@@ -178,21 +180,34 @@ asyncio.run(main())
 
 
 @pytest.mark.requirement("R12", "R32", "F23", "F24")
-@pytest.mark.parametrize("operation", ["slow.sleep", "slow.stubborn", "slow.thread"])
+@pytest.mark.parametrize("operation", ["slow.sleep", "held.stubborn", "held.thread"])
 async def test_f23_f24_a_handler_that_does_not_end_does_not_keep_its_caller(
     world: World, registry: OperationRegistry, operation: str
 ) -> None:
+    release, ended = threading.Event(), list[str]()
+
+    @registry.operation("held.stubborn")
+    async def stubborn(seconds: float) -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        ended.append("stubborn")
+
+    @registry.operation("held.thread", type="query")
+    def thread(seconds: float) -> None:
+        release.wait(seconds)
+        ended.append("thread")
+
     async with calling(world, registry, grace=0.1) as calls:
-        started = time.monotonic()
-        with pytest.raises(CallError) as caught:
-            await calls.call(operation, {"seconds": 3}, timeout=0.5)
-        elapsed = time.monotonic() - started
+        with time_limit(30), pytest.raises(CallError) as caught:
+            await calls.call(operation, {"seconds": 3600}, timeout=0.5)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
-        # The handler that ignores cancellation and the thread must end before the test does.
-        await asyncio.sleep(2.7 if operation != "slow.sleep" else 0)
+        assert not ended
+        # They must end before the test does.
+        release.set()
+        await until(lambda: ended or operation == "slow.sleep")
 
     assert caught.value.code == ErrorCode.TIMEOUT
-    assert elapsed < 2.9
 
 
 @pytest.mark.requirement("F29")
@@ -295,23 +310,23 @@ async def test_r32_a_handler_that_cancels_its_task_affects_no_other_call(
 async def test_r43_a_hundred_blocking_handlers_do_not_hold_up_the_loop(
     registry: OperationRegistry,
 ) -> None:
-    loop = asyncio.get_running_loop()
-    lags = []
-    target = MemoryTarget()
+    release, target = threading.Event(), MemoryTarget()
 
-    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
-        work = [
-            asyncio.create_task(calls.call("slow.thread", {"seconds": 0.5})) for _ in range(100)
-        ]
-        while not all(task.done() for task in work):
-            before = loop.time()
-            await asyncio.sleep(0.01)
-            lags.append(loop.time() - before - 0.01)
+    @registry.operation("held.thread", type="query")
+    def thread() -> None:
+        release.wait(3600)
+
+    async with (
+        serve_calls(registry, target, concurrency=200),
+        PendingRequestMap(target) as calls,
+    ):
+        work = [asyncio.create_task(calls.call("held.thread", timeout=3600)) for _ in range(100)]
+        with time_limit(60):
+            for number in range(20):
+                assert (await calls.call("math.add", {"a": number, "b": 1})).data == number + 1
+        assert not any(task.done() for task in work)
+        release.set()
         await asyncio.gather(*work)
-
-    lags.sort()
-    # The median: a busy machine delays some turns. A handler in the loop would delay each by 0.5 s.
-    assert lags[len(lags) // 2] < 0.4
 
 
 @pytest.mark.requirement("F34")

@@ -132,17 +132,13 @@ async def test_f12_a_missing_item_is_an_error_and_never_a_gap(lost: int) -> None
 async def test_f14_a_request_that_is_too_large_is_rejected_at_once(
     world: World, registry: OperationRegistry
 ) -> None:
-    loop = asyncio.get_running_loop()
     async with calling(world, registry) as calls:
         limit = calls.target.max_bytes = min(calls.target.max_bytes, 1024 * 1024)
-        before = loop.time()
-        with pytest.raises(CallError) as request_error:
+        with time_limit(15), pytest.raises(CallError) as request_error:
             await calls.call("echo.any", {"value": "x" * limit})
-        took = loop.time() - before
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     assert request_error.value.code == ErrorCode.RESOURCE_EXHAUSTED
-    assert took < 15
 
 
 @pytest.mark.requirement("R18", "F14")

@@ -1,11 +1,11 @@
 """The call graph."""
 
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import processor_limit
 
 from operations.calls import (
     CallGraph,
@@ -187,11 +187,10 @@ def test_many_calls_without_parents_are_shown_quickly() -> None:
         for number in range(100_000)
     ]
 
-    before = time.process_time()
-    roots = spans(records)
+    with processor_limit(4):
+        roots = spans(records)
 
     assert [root.record for root in roots] == records
-    assert time.process_time() - before < 4
 
 
 @pytest.mark.requirement("R13")

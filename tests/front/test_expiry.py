@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic, time
+from time import time
 from typing import Any
 
 import aiohttp
@@ -186,12 +186,11 @@ async def test_a_stream_ends_with_an_error(end: Any, seconds: float | None) -> N
     ):
         assert (await response.content.readuntil(b"\n\n")) == b"data: 1\n\n"
         end(keys)
-        began = monotonic()
-        rest = await response.content.read()
+        with time_limit(20):
+            rest = await response.content.read()
 
     assert b"event: error" in rest
     assert b"ACCESS_DENIED" in rest
-    assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")
@@ -205,16 +204,15 @@ async def test_a_cookie_expires(end: Any, seconds: float | None) -> None:
         async with session.post(f"{url}/test/run", headers=headers) as response:
             assert response.status == 200
         end(keys)
-        began = monotonic()
-        while True:
-            async with session.post(f"{url}/test/run", headers=headers) as response:
-                if response.status != 200:
-                    break
-            await asyncio.sleep(0.1)
+        with time_limit(20):
+            while True:
+                async with session.post(f"{url}/test/run", headers=headers) as response:
+                    if response.status != 200:
+                        break
+                await asyncio.sleep(0.1)
 
         assert response.status == 401
         assert "Max-Age=0" in response.headers["set-cookie"]
-        assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")
@@ -230,13 +228,11 @@ async def test_a_socket_is_closed_at_shutdown(end: Any, seconds: float | None, k
         ):
             assert (await calls.call("test.run", {})).data == "fine"
             end(keys)
-            began = monotonic()
-            with pytest.raises(CallError) as caught:
+            with time_limit(20), pytest.raises(CallError) as caught:
                 async for _item in calls.subscribe("test.follow", {}):
                     pass
 
     assert kind == "hub" or caught.value.code == "ACCESS_DENIED"
-    assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")
@@ -388,9 +384,8 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
         async with session.get(f"{url}/mcp", headers=headers) as response:
             assert response.status == 200
             end(keys)
-            began = monotonic()
-            await response.content.read()
-        assert monotonic() - began < 20
+            with time_limit(20):
+                await response.content.read()
         async with session.post(f"{url}/mcp", json=INITIALIZE, headers=headers) as response:
             assert response.status == 401
 

@@ -327,6 +327,10 @@ def main() -> None:
         Path(sys.argv[2]).touch()
     if mode == "slow":
         time.sleep(float(sys.argv[2]))
+    if mode == "together":
+        Path(sys.argv[2], str(os.getpid())).touch()
+        while len(list(Path(sys.argv[2]).iterdir())) < int(sys.argv[3]):
+            time.sleep(0.05)
     if mode == "noisy":
         sys.stdout.write('Welcome to the server!\n{"level": "info"}\n[1, 2]\n\n')
         sys.stdout.flush()

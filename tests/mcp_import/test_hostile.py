@@ -19,7 +19,7 @@ import httpx2
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from tests.conftest import PROJECT
-from tests.limits import scaled, time_limit
+from tests.limits import processor_limit, scaled, time_limit
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
 from operations import (
@@ -66,12 +66,10 @@ async def test_a_server_that_exits_at_start_is_unavailable_and_its_stderr_is_hid
 
 
 async def test_a_server_that_never_answers_is_abandoned_in_time() -> None:
-    began = time.monotonic()
-
-    error = await failure_of(raw("silent", connect_timeout=1))
+    with time_limit(20):
+        error = await failure_of(raw("silent", connect_timeout=1))
 
     assert error.code == ErrorCode.UNAVAILABLE
-    assert time.monotonic() - began < 20
 
 
 async def test_output_of_a_server_before_the_protocol_is_ignored() -> None:
@@ -362,11 +360,10 @@ async def test_a_pattern_of_a_servers_output_schema_cannot_block_the_loop(patter
         registry = await connected(client)
         result = {"content": [], "structuredContent": {"x": value}}
         await registry.execute("raw.answer", {"result": {"content": []}})
-        began = time.perf_counter()
-        envelope = await registry.execute("raw.answer", {"result": result})
+        with processor_limit(5):
+            envelope = await registry.execute("raw.answer", {"result": result})
 
     assert envelope.data == {"x": value}
-    assert time.perf_counter() - began < 10
 
 
 @pytest.mark.requirement("R28")
@@ -387,12 +384,10 @@ async def test_a_server_that_crashes_again_and_again_fails_calls_soon(tmp_path: 
         await registry.execute("raw.exit_after", {})
         with time_limit(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.pid", {})
-        began = time.monotonic()
-        with pytest.raises(CallError):
+        with time_limit(10), pytest.raises(CallError):
             await registry.execute("raw.pid", {})
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
-    assert time.monotonic() - began < 10
 
 
 MALFORMED = [
@@ -570,13 +565,10 @@ async def test_a_call_to_a_server_that_does_not_read_ends_soon_after_its_time_li
     async with connect_mcp("raw", raw(timeout=1)) as client:
         registry = await connected(client)
         await registry.execute("raw.deaf", {})
-        began = time.monotonic()
-        with pytest.raises(CallError) as caught:
+        with time_limit(10), pytest.raises(CallError) as caught:
             await registry.execute("raw.answer", {"result": "x" * 1_000_000})
-        took = time.monotonic() - began
 
     assert caught.value.code == ErrorCode.TIMEOUT
-    assert took < 5
 
 
 class Turns(logging.Handler):

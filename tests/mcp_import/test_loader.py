@@ -19,19 +19,16 @@ from operations.mcp import MCPClient, MCPClientLoader, connect_mcp
 async def test_a_failing_and_a_hanging_source_do_not_affect_others() -> None:
     with time_limit(60), nothing_left_behind():
         async with MCPClientLoader(wait=5) as loader:
-            began = time.monotonic()
             clients = await loader.load(
                 {
                     "good": raw(),
                     "broken": raw("exit"),
-                    "hanging": raw("silent", connect_timeout=60),
+                    "hanging": raw("silent", connect_timeout=3600),
                     "also_good": raw(),
                 }
             )
-            took = time.monotonic() - began
 
             assert [client.name for client in clients] == ["good", "also_good"]
-            assert took < 40
             assert loader.failures["broken"].code == ErrorCode.UNAVAILABLE
             assert loader.pending == ["hanging"]
             assert loader.get_client("good") is clients[0]
@@ -81,14 +78,16 @@ async def test_equal_names_live_in_their_own_namespaces_and_equal_ids_are_an_err
             OperationRegistry(loader)
 
 
-async def test_twenty_servers_start_side_by_side() -> None:
+async def test_twenty_servers_start_side_by_side(tmp_path: Path) -> None:
+    """None of them answers before all have been started."""
     with time_limit(60), nothing_left_behind():
-        async with MCPClientLoader(wait=60) as loader:
-            began = time.monotonic()
-            clients = await loader.load({f"s{n}": raw("slow", "2") for n in range(20)})
+        async with MCPClientLoader(wait=3600) as loader:
+            together = ("together", str(tmp_path), "20")
+            clients = await loader.load(
+                {f"s{n}": raw(*together, connect_timeout=3600) for n in range(20)}
+            )
 
             assert len(clients) == 20
-            assert time.monotonic() - began < 38  # one after another they would need forty
 
 
 async def test_servers_close_in_any_order_and_from_any_task() -> None:
