@@ -202,6 +202,10 @@ class MCPClientConfig(ConnectionConfig):
     input: InputPolicy | None = None
     """The input policy of these operations; None: `convert` for callers that are models, `strict` for all others."""
 
+    exact_schemas: bool = True
+    """List the output schemas of the tools to MCP clients as the server lists them. If not, they also accept any other
+    result, and schemas above 2 kB are omitted."""
+
     pin: PinPolicy = "warn"
     """The reaction to a changed tool definition: `off`, `warn` (report it) or `strict` (also reject calls until you
     accept it)."""

@@ -533,6 +533,10 @@ class Operation(msgspec.Struct, frozen=True):
     input: InputPolicy | None = None
     """The input policy; None: `convert` for callers that are models (MCP, toolboxes), `strict` for all others."""
 
+    exact_schemas: bool | None = None
+    """Whether MCP clients see the output schema itself, so that a result which does not match it is an error there;
+    None: unless the operation was imported from an OpenAPI document."""
+
     def __post_init__(self) -> None:
         # Skip the checks below if none is needed: importers create thousands of operations.
         if self.output is not None or self.input is not None:
@@ -542,6 +546,14 @@ class Operation(msgspec.Struct, frozen=True):
         limit = cast("object", self.timeout)
         if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
+
+
+def source_of(spec: OperationSpec) -> str:
+    """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
+    noted = spec.meta.get("source")
+    if noted in ("mcp", "remote"):
+        return str(noted)
+    return "openapi" if "method" in spec.meta and "path" in spec.meta else "local"
 
 
 Changes: TypeAlias = dict[str, tuple[Any, Any]]

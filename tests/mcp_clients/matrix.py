@@ -21,6 +21,8 @@ from typing import Any
 
 from tests.servers import installer_environment
 
+from operations.mcp.serving.tools import MISMATCH
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 FOLDER = PROJECT / ".matrix"
@@ -33,9 +35,10 @@ EXPECTED: dict[str, Any] = {
     "list": TOOLS,
     "call": 3,
     "error": ERROR,
-    "mismatch": {"n": "many"},
+    "mismatch": [True, MISMATCH],
     "progress": [1, 2, 3],
     "structured": {"id": "t7", "done": False},
+    "typed": {"id": "string", "done": "boolean"},
     "items": [{"id": "t1", "done": True}],
     "prompt": "Greet Ann.",
     "resource": "Be kind.",
@@ -120,14 +123,17 @@ def _inspector(place: Path, url: str) -> Mapping[str, Any]:
         pairs = [part for argument in arguments for part in ("--tool-arg", argument)]
         return ask("tools/call", "--tool-name", f"matrix__{name}", *pairs)
 
-    failed = called("fail")
+    failed, mismatched = called("fail"), called("mismatch")
+    listed = {tool["name"]: tool for tool in ask("tools/list")["tools"]}
+    typed = listed["matrix__task"]["outputSchema"]["properties"]
     greeting = ask("prompts/get", "--prompt-name", "matrix__greet", "--prompt-args", "name=Ann")
     return {
-        "list": sorted(tool["name"] for tool in ask("tools/list")["tools"]),
+        "list": sorted(listed),
         "call": called("add", "a=1", "b=2").get("structuredContent"),
         "error": [failed.get("isError"), failed["content"][0]["text"]],
-        "mismatch": called("mismatch").get("structuredContent"),
+        "mismatch": [mismatched.get("isError"), mismatched["content"][0]["text"]],
         "structured": called("task", "id=t7").get("structuredContent"),
+        "typed": {name: schema["type"] for name, schema in typed.items()},
         "items": called("tasks").get("structuredContent"),
         "prompt": greeting["messages"][0]["content"]["text"],
         "resource": ask("resources/read", "--uri", "matrix://motd")["contents"][0]["text"],
@@ -141,7 +147,9 @@ ROWS: dict[str, Row] = {
     "fastmcp-2": Row(packages=["fastmcp==2.14.7"], look=_python("fastmcp"), unwraps=True),
     "fastmcp-4": Row(packages=["fastmcp==4.1.2"], look=_python("fastmcp"), unwraps=True),
     "langchain": Row(
-        packages=["langchain-mcp-adapters==0.3.2", "mcp==1.30.0"], look=_python("langchain")
+        packages=["langchain-mcp-adapters==0.3.2", "mcp==1.30.0"],
+        look=_python("langchain"),
+        missing=["typed"],
     ),
     "typescript-1": Row(packages=["@modelcontextprotocol/sdk@1.32.2"], look=_typescript("1")),
     "typescript-1.10": Row(packages=["@modelcontextprotocol/sdk@1.10.2"], look=_typescript("1")),

@@ -130,7 +130,18 @@ class Cells:
         return [_first(result, "isError", "is_error"), result.content[0].text]
 
     async def mismatch(self) -> Any:
-        return await self._data("mismatch")
+        result = await self._call("mismatch")
+        return [_first(result, "isError", "is_error"), result.content[0].text]
+
+    async def typed(self) -> Any:
+        if self._is_fastmcp:
+            data = (await self._call("task", id="t7")).data
+            names: dict[Any, str] = {str: "string", bool: "boolean"}
+            return {field.name: names.get(field.type) for field in dataclasses.fields(data)}
+        listed = await self._client.list_tools()
+        (tool,) = [tool for tool in listed.tools if tool.name == "matrix__task"]
+        properties = _first(tool, "outputSchema", "output_schema")["properties"]
+        return {name: schema["type"] for name, schema in properties.items()}
 
     async def progress(self) -> Any:
         steps: list[float] = []

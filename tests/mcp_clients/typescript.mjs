@@ -29,7 +29,14 @@ const cells = {
     const result = await call("matrix__fail", {});
     return [result.isError, result.content[0].text];
   },
-  mismatch: () => structured("matrix__mismatch", {}),
+  mismatch: async () => {
+    const result = await call("matrix__mismatch", {});
+    return [result.isError, result.content[0].text];
+  },
+  typed: async () => {
+    const { properties } = (await client.listTools()).tools.find(({ name }) => name === "matrix__task").outputSchema;
+    return Object.fromEntries(Object.entries(properties).map(([name, { type }]) => [name, type]));
+  },
   progress: async () => {
     const steps = [];
     await call("matrix__steps", {}, { onprogress: ({ progress }) => steps.push(progress) });

@@ -210,6 +210,11 @@ def is_marked(meta: Any) -> bool:
     return object_of(object_of(meta).get(META_KEY)).get("authority") is True
 
 
+def is_open(meta: Any) -> bool:
+    """Return whether the output schema of an exported tool was listed with an alternative."""
+    return _extension(meta).get("outputSchema") == EXACT_OUTPUT
+
+
 def _exact(listed: JSONSchema, place: Any) -> JSONSchema:
     """Return the exact output schema of a tool that accepts every result."""
     members = list_of(listed.get("anyOf")) if isinstance(listed, dict) else []
@@ -242,7 +247,11 @@ def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnve
         return replace(envelope, data=_bytes_of(result.content[0]))
     boxed = object_of(result.structured_content)
     if "boxed" in (note, _extension(meta).get("output")) and RESULT in boxed:
-        return replace(envelope, data=boxed[RESULT])
+        data = boxed[RESULT]
+        # Structured null cannot be told from missing structured content, so null stays in its box.
+        structured = boxed if data is None else data
+        meta = replace(envelope.meta, structured_content=structured)
+        return replace(envelope, data=data, meta=meta)
     return envelope
 
 

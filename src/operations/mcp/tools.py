@@ -316,6 +316,7 @@ def build_tool(
         source_timeout=config.timeout,
         forwards=True,
         input=config.input,
+        exact_schemas=config.exact_schemas,
     )
 
 

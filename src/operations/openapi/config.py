@@ -263,6 +263,10 @@ class HTTPServiceConfig(ConnectionConfig):
     input: InputPolicy | None = None
     """The input policy of these operations; None: `convert` for callers that are models, `strict` for all others."""
 
+    exact_schemas: bool = False
+    """List exact output schemas to MCP clients; a response that does not match is then an error there. If not, they
+    also accept any other result, and schemas above 2 kB are omitted."""
+
     allowed_hosts: tuple[str, ...] = ()
     """Hosts (`host`, `host:port` or an origin) that may be private and may receive credentials."""
 

@@ -396,6 +396,7 @@ class Importer:
             source_timeout=self._config.timeout,
             forwards=True,
             input=self._config.input,
+            exact_schemas=self._config.exact_schemas,
         )
 
     def _is_wanted(self, outline: OperationOutline) -> bool:
@@ -439,7 +440,12 @@ class Importer:
         )
         handler = partial(endpoint.pages, paging)
         yield Operation(
-            pages, handler, self._config.output, blocking=False, input=self._config.input
+            pages,
+            handler,
+            self._config.output,
+            blocking=False,
+            input=self._config.input,
+            exact_schemas=self._config.exact_schemas,
         )
 
     def _paging(self, entry: DocumentOperation, outline: OperationOutline) -> Paging | None:

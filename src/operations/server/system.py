@@ -36,7 +36,7 @@ from operations.schema import Schema, schema_for, validate_or_raise
 from operations.server.events import serve_events
 from operations.server.identity import BY_COOKIE, Sessions
 from operations.server.routes import Route, read_query
-from operations.specs import OperationSpec, OperationType
+from operations.specs import OperationSpec, OperationType, source_of
 from operations.telemetry import CONTENT_TYPE, CallMetrics
 from operations.types import JSONObject
 
@@ -159,14 +159,6 @@ class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
     outcome: str
     items: int = 0
-
-
-def source_of(spec: OperationSpec) -> str:
-    """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
-    noted = spec.meta.get("source")
-    if noted in ("mcp", "remote"):
-        return str(noted)
-    return "openapi" if "method" in spec.meta and "path" in spec.meta else "local"
 
 
 def _listed(spec: OperationSpec) -> ListedOperation:

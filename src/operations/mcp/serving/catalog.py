@@ -447,7 +447,7 @@ class Catalog:
                 spec,
                 budget,
                 operation=registry.get(spec.id),
-                always_fits=registry.output_of(spec.id) in ("strict", "create"),
+                policy=registry.output_of(spec.id),
             )
             for name, spec in names.items()
         }

@@ -211,7 +211,13 @@ class Service:
         spec = caller.front.find(call.operation, context.identity)
         tool = self.catalog.by_id.get(spec.id)
         if tool is None:
-            tool = Tool(spec.id, spec, self.settings.schema_budget)
+            tool = Tool(
+                spec.id,
+                spec,
+                self.settings.schema_budget,
+                operation=self.registry.get(spec.id),
+                policy=self.registry.output_of(spec.id),
+            )
         # Before the call runs: its result cannot be written without the schemas.
         tool.enforce_usable()
         limit = caller.limit(self.registry.get(spec.id))

@@ -3,6 +3,9 @@
 Rule 1: data is sent twice, as structured content and as text, for clients that read only one of them.
 Rule 2: an error is also a result, so that the model can read it. An undeclared error shows only its code and the id of
         the request.
+Rule 3: a listed output schema is either exact or open. If it is exact, a result of an operation of this registry that
+        does not match is an error, because clients would drop it; a result of an imported tool passes as its server
+        sent it, and an export of ours has checked it there. If it is open, it accepts every result.
 
 The gateway tools find operations, read a contract, call one operation, or call several. They have specs, so that they
 are listed like all other tools.
@@ -16,6 +19,7 @@ from typing import Any, Final, cast
 import msgspec
 from mcp.shared.inbound import x_mcp_header_map
 from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from operations._json import list_of, object_of
 from operations._pipeline.lenient import convert_input
@@ -27,17 +31,33 @@ from operations.envelopes import (
     changes_to_wire,
     sniffed,
 )
-from operations.errors import CallError, SchemaError, unusable_schema, with_code
+from operations.errors import CallError, ErrorCode, SchemaError, unusable_schema, with_code
 from operations.front import search
 from operations.front.public_errors import public_error
 from operations.mcp import codec
-from operations.schema import Schema, schema_for, validate_or_raise
+from operations.schema import CastPolicy, Change, Schema, schema_for, validate_or_raise
 from operations.schema.references import possible_types, with_items
-from operations.specs import Operation, OperationSpec, OperationType, is_describable
+from operations.specs import (
+    Operation,
+    OperationSpec,
+    OperationType,
+    OutputPolicy,
+    is_describable,
+    source_of,
+)
 from operations.types import JSONObject, JSONSchema
 
 _ERROR_BUDGET = 1024
 """The largest size of the definitions in the schema of a declared error, in bytes of JSON."""
+
+_OPEN_BUDGET = 2 * 1024
+"""The largest size of a listed output schema that is not exact, in bytes of JSON."""
+
+_FORCING: Final = ("strict", "create")
+"""The output policies with which every result matches its schema."""
+
+MISMATCH: Final = "The operation ran; its result does not match its schema. Do not repeat it."
+"""The message for a result that clients would drop."""
 
 
 class Tool:
@@ -48,7 +68,7 @@ class Tool:
         spec: The operation.
         budget: The largest size of the definitions in a schema, in bytes of JSON.
         operation: The registered operation; None for a gateway tool.
-        always_fits: Whether every result matches the output schema, because the output policy is `strict` or `create`.
+        policy: The output policy of the operation.
     """
 
     def __init__(
@@ -58,7 +78,7 @@ class Tool:
         budget: int,
         *,
         operation: Operation | None = None,
-        always_fits: bool = False,
+        policy: OutputPolicy = "strict",
     ) -> None:
         self.name = name
         self.spec = spec
@@ -66,7 +86,8 @@ class Tool:
         self.id = spec.id
         self.source = spec.namespace if codec.is_imported(spec) else None
         self._budget = budget
-        self._always_fits = always_fits
+        self._policy: OutputPolicy = policy
+        self._is_export = codec.META_KEY in object_of(spec.meta.get("_meta"))
         self._wires: dict[bool, JSONObject] = {}
 
     @cached_property
@@ -88,6 +109,26 @@ class Tool:
         return self.spec.type is OperationType.SUBSCRIPTION or codec.accepts_only_objects(
             self._output
         )
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether the listed output schema is that of the operation; otherwise it accepts every result."""
+        if self.operation is None or self._policy in _FORCING:
+            return True
+        if self._is_export and codec.is_open(self.spec.meta.get("_meta")):
+            return False
+        wanted = self.operation.exact_schemas
+        return source_of(self.spec) != "openapi" if wanted is None else wanted
+
+    @cached_property
+    def _passes_results(self) -> bool:
+        """Whether results are structured as the server of an imported tool sent them."""
+        return self.source is not None and self._policy not in _FORCING
+
+    @property
+    def _structures_data(self) -> bool:
+        """Whether data is structured content although the server of an imported tool sent it as text, or as null."""
+        return self._is_export or not self._passes_results
 
     @cached_property
     def mime_type(self) -> str | None:
@@ -149,11 +190,75 @@ class Tool:
 
     def result(self, envelope: ResponseEnvelope[Any], *, modern: bool) -> JSONObject:
         """Return the `tools/call` result of an envelope for clients since 2026-07-28 (`modern`), or before."""
+        mismatches = self._mismatches(envelope)
+        if mismatches:
+            return self._mismatch(envelope.data, mismatches)
+        if self._passes_results:
+            envelope = self._as_sent(envelope)
         result = self._result(envelope, is_boxed=self.is_boxed(modern=modern))
         if envelope.meta.changes:
             noted = {codec.CHANGES_KEY: changes_to_wire(envelope.meta)}
             result["_meta"] = {**result.get("_meta", {}), **noted}
         return result
+
+    def _mismatches(self, envelope: ResponseEnvelope[Any]) -> list[Change]:
+        """Return why clients would drop a result of this registry; empty for results of imported tools."""
+        data, meta = envelope.data, envelope.meta
+        is_noted = self._policy == "off" or any(each.kind == "mismatch" for each in meta.changes)
+        if (
+            not (is_noted or isinstance(data, bytes))
+            or not self.is_exact
+            or self.source is not None
+            or (isinstance(meta, MCPResponseMeta) and meta.is_error)
+            or not self.declares_output()
+        ):
+            return []
+        compiled = self._result_schema.compile()
+        if isinstance(data, bytes):
+            is_valid = compiled.is_valid(_base64(data))
+            return [] if is_valid else [Change("", "mismatch", 1, "is bytes instead of JSON")]
+        # An earlier hop may have noted a mismatch with another schema.
+        return [] if compiled.is_valid(data) else compiled.mismatches(data)
+
+    @cached_property
+    def _result_schema(self) -> Schema:
+        schema = self.spec.output_schema
+        is_stream = self.spec.type is OperationType.SUBSCRIPTION
+        return Schema(items_schema(schema.document), lenient=True) if is_stream else schema
+
+    def _mismatch(self, data: Any, mismatches: list[Change]) -> JSONObject:
+        """Return the error for a result that does not match the listed schema."""
+        found: list[JSONObject] = to_builtins(mismatches)
+        details: JSONObject = {"data": data, "mismatches": found}
+        if isinstance(data, bytes):
+            del details["data"]
+        error = CallError(ErrorCode.EXECUTION_ERROR, MISMATCH, details, retryable=False)
+        content = [text_block(MISMATCH), text_block(model_text(details))]
+        if isinstance(data, bytes):
+            content.append(binary_block(data, self.mime_type))
+        result: JSONObject = {"content": content, "isError": True}
+        return result | self._structured_error(error.to_wire())
+
+    def _as_sent(self, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
+        """Return the result of an imported tool with the data that its server sent.
+
+        Data that other code in this process changed, such as a middleware, stays as it is.
+        """
+        data, meta = envelope.data, envelope.meta
+        if not isinstance(meta, MCPResponseMeta) or meta.is_error or isinstance(data, bytes):
+            return envelope
+        sent = meta.structured_content
+        if not meta.changes or data == sent or (sent is None and self._is_export):
+            return envelope
+        policy = cast("CastPolicy", self._policy)
+        if sent is not None and self._normalised(sent, policy) != data:
+            return envelope
+        kept = tuple(each for each in meta.changes if each.kind in ("input", "mismatch"))
+        count = sum(each.count for each in kept)
+        return ResponseEnvelope(sent, replace(meta, changes=kept, changes_count=count))
+
+    def _normalised(self, data: Any, policy: CastPolicy) -> Any:
+        return self.spec.output_schema.compile().normaliser(policy)(data)[0]
 
     def _result(self, envelope: ResponseEnvelope[Any], *, is_boxed: bool) -> JSONObject:
         """Return a tool result; `is_boxed` if the output schema has the data in the property `result`."""
@@ -163,7 +268,11 @@ class Tool:
                 "content": [binary_block(data, self.mime_type or _content_type(envelope))],
                 "_meta": {codec.DATA_KEY: "bytes"},
             }
-            return {**result, "structuredContent": {}} if declares else result
+            if declares:
+                text = _base64(data)
+                exact = {codec.RESULT: text} if is_boxed else text
+                result["structuredContent"] = exact if self.is_exact else {}
+            return result
         box: JSONObject = {codec.RESULT: data}
         structured: Any = box if is_boxed else data
         noted: JSONObject = {}
@@ -173,15 +282,16 @@ class Tool:
             structured = box
             noted = {"_meta": {codec.DATA_KEY: "boxed"}}
         if not isinstance(meta, MCPResponseMeta):
-            text = text_block(model_text(data))
-            return {"content": [text], "structuredContent": structured, **noted}
+            content = [text_block(model_text(data))]
+            return {"content": content, "structuredContent": structured, **noted}
         result = {"content": to_builtins(meta.content)}
         if meta.is_error:
             result["isError"] = True
-            if meta.structured_content is not None:
+            if meta.structured_content is not None and self.source and not self._is_export:
+                result["structuredContent"] = meta.structured_content
+            elif meta.structured_content is not None:
                 result |= self._structured_error(meta.structured_content)
-        elif meta.structured_content is not None or declares:
-            # Use the normalised data instead of the original structured content, because it matches the schema.
+        elif meta.structured_content is not None or (declares and self._structures_data):
             if is_boxed and not declares and isinstance(data, dict):
                 # An object stays as the source sent it.
                 structured, noted = cast("JSONObject", data), {"_meta": {codec.DATA_KEY: "plain"}}
@@ -218,13 +328,12 @@ class Tool:
         wire["inputSchema"] = self.input_schema
         export = self._export(modern)
         output = self._output_schema(modern)
-        if output is not None:
+        if output is not None and self.is_exact:
             wire["outputSchema"] = output
-            if not self._always_fits:
-                # Clients drop a result that does not match the schema, so they receive a schema that every result
-                # matches.
-                wire["outputSchema"] = codec.with_alternative(output)
-                export["outputSchema"] = codec.EXACT_OUTPUT
+        elif output is not None and len(msgspec.json.encode(output)) <= _OPEN_BUDGET:
+            # Clients drop a result that does not match the schema, so they receive a schema that every result matches.
+            wire["outputSchema"] = codec.with_alternative(output)
+            export["outputSchema"] = codec.EXACT_OUTPUT
         wire["annotations"] = _annotations(spec)
         return codec.with_passed(wire, spec.meta, export)
 
@@ -333,12 +442,16 @@ def model_text(data: Any) -> str:
 def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
     """Return bytes as an image, audio or blob block."""
     mime_type = mime_type or sniffed(data)
-    encoded = b64encode(data).decode("ascii")
+    encoded = _base64(data)
     for kind in ("image", "audio"):
         if mime_type.startswith(f"{kind}/"):
             return {"type": kind, "data": encoded, "mimeType": mime_type}
     resource = {"uri": "operations:result", "mimeType": mime_type, "blob": encoded}
     return {"type": "resource", "resource": resource}
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode("ascii")
 
 
 def _content_type(envelope: ResponseEnvelope[Any]) -> str | None:
