@@ -24,6 +24,8 @@ class Work:
     counted: dict[str, Any] = field(default_factory=dict[str, Any])
     task: object = "running"
     is_lent: bool = False
+    is_stream: bool = False
+    is_suspect: bool = False
 
 
 class Floor:
@@ -96,6 +98,69 @@ def test_a_call_that_ends_while_it_waits_for_a_person_has_no_slot_to_give_back()
         floor.admission.done(work[0])
         assert floor.started == work[:2]
     assert floor.admission.running == 1
+
+
+@pytest.mark.requirement("F37")
+async def test_f37_a_call_that_may_have_killed_a_worker_runs_alone() -> None:
+    floor = Floor(concurrency=8)
+    stream, before, after = Work(is_stream=True), Work(), Work()
+    suspects = [Work(is_suspect=True), Work(is_suspect=True)]
+    work = [stream, before, *suspects, after]
+
+    for one in work:
+        assert floor.offer(one) is None
+
+    assert floor.admission.free == 0
+    # A subscription may never end, so it is not waited for.
+    for index in range(1, len(work) - 1):
+        assert floor.started == work[: index + 1]
+        floor.admission.done(work[index])
+    assert floor.started == work
+    assert floor.admission.free == 6
+
+
+@pytest.mark.requirement("F37")
+async def test_f37_a_call_that_may_have_killed_a_worker_and_has_ended_delays_no_other_call() -> (
+    None
+):
+    floor = Floor(concurrency=8)
+    before, ended, late, after = Work(), Work(is_suspect=True), Work(is_suspect=True), Work()
+    late.worth_it = False
+    for one in (before, ended, late, after):
+        floor.offer(one)
+    floor.admission.withdraw(ended)
+    floor.admission.done(before)
+
+    assert floor.started == [before, after]
+    assert (floor.admission.free, floor.admission.waiting) == (7, 0)
+
+
+@pytest.mark.requirement("F37")
+async def test_f37_a_call_that_waits_for_a_person_delays_no_other_call() -> None:
+    floor = Floor(concurrency=8)
+    suspect, after = Work(is_suspect=True), Work()
+    for one in (suspect, after):
+        floor.offer(one)
+    with floor.admission.lent(suspect):
+        assert floor.started == [suspect, after]
+
+
+@pytest.mark.requirement("F37")
+async def test_f37_other_calls_are_not_delayed_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running call may wait for one of them."""
+    monkeypatch.setattr("operations.calls.suspects.HOLD_SECONDS", 0.01)
+    floor = Floor(concurrency=8)
+    before, suspect, after = Work(), Work(is_suspect=True), Work()
+    for one in (before, suspect, after):
+        floor.offer(one)
+    assert floor.started == [before]
+    with time_limit(20):
+        while floor.started != [before, after]:
+            await asyncio.sleep(0.001)
+    floor.admission.done(after)
+    floor.admission.done(before)
+    assert floor.started == [before, after, suspect]
+    floor.admission.done(suspect)
 
 
 def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:

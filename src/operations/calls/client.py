@@ -543,6 +543,9 @@ class PendingRequestMap(CallSender):
         if not self.target.direct:
             return
         for request_id, call in tuple(self.pending.items()):
+            if call.is_held:
+                # It was not sent again yet.
+                continue
             may_run_again = self._detector.may_run_again(call) is True
             if may_run_again and self.target.reconnects:
                 # Sent again when the peer has returned.

@@ -48,6 +48,7 @@ from operations.calls.jobs import (
     then,
 )
 from operations.calls.services import SERVICES
+from operations.calls.suspects import SuspectJobs
 from operations.channel import NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -91,17 +92,19 @@ class AdmissionQueue:
         self._start = start
         self._line: OrderedDict[Job, None] = OrderedDict()
         self._line_bytes = 0
+        self._suspects = SuspectJobs(self._proceed)
         self.running = 0
+        self._subscriptions = 0
 
     @property
     def waiting(self) -> int:
         """The number of waiting calls."""
-        return len(self._line)
+        return len(self._line) + len(self._suspects.waiting)
 
     @property
     def free(self) -> int:
-        """The number of free slots."""
-        return self._slots - self.running
+        """The number of calls that can start now."""
+        return 0 if self._suspects.holds else self._slots - self.running
 
     def offer(self, job: Job) -> None:
         """Start a call or add it to the queue.
@@ -111,18 +114,30 @@ class AdmissionQueue:
         """
         if self._callers is not None:
             self.count(job, job.principal)
-        if self.running < self._slots:
-            if self._start(job):
-                self.running += 1
-            else:
-                self._forget(job)
-        elif len(self._line) < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
-            self._line[job] = None
+        if not job.is_suspect and self.free > 0:
+            self._begin(job)
+        elif self.waiting < self._places and self._line_bytes + job.size <= MAX_WAITING_BYTES:
             self._line_bytes += job.size
+            if job.is_suspect:
+                self._suspects.add(job)
+                self._proceed()
+            else:
+                self._line[job] = None
         else:
             self._forget(job)
-            reason = f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
+            reason = (
+                f"{counted(self.running, 'call')} running and {self.waiting} waiting on this worker"
+            )
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+
+    def _begin(self, job: Job) -> None:
+        """Start a call, if it has not ended while it waited."""
+        if self._start(job):
+            self.running += 1
+            self._subscriptions += job.is_stream
+        else:
+            self._suspects.done(job)
+            self._forget(job)
 
     def count(self, job: Job, principal: str) -> None:
         """Count a call for its caller; errors are raised as by `offer`."""
@@ -133,10 +148,11 @@ class AdmissionQueue:
         """Pass the slot of an ended call to the next call."""
         if job.counted:
             self._forget(job)
+        self._suspects.done(job)
         if job.is_lent:
             job.is_lent = False
         else:
-            self._leave()
+            self._leave(job)
 
     @contextmanager
     def lent(self, job: Job, *slots: Slot) -> Generator[None]:
@@ -149,31 +165,46 @@ class AdmissionQueue:
             for slot in (*job.counted.values(), *slots):
                 stack.enter_context(slot.lent())
             job.is_lent = True
-            self._leave()
+            self._suspects.done(job)
+            self._leave(job)
             try:
                 yield
             finally:
                 if job.is_lent:
                     job.is_lent = False
                     self.running += 1
+                    self._subscriptions += job.is_stream
 
-    def _leave(self) -> None:
-        """Pass a slot to the next call."""
+    def _leave(self, job: Job) -> None:
+        """Pass the slot of a call to the next one."""
         self.running -= 1
-        while self._line and self.running < self._slots:
+        self._subscriptions -= job.is_stream
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """Start the waiting calls that may start now."""
+        while self.running == self._subscriptions and self.running < self._slots:
+            suspect = self._suspects.take()
+            if suspect is None:
+                break
+            self._line_bytes -= suspect.size
+            self._begin(suspect)
+        while self._line and self.free > 0:
             following, _ = self._line.popitem(last=False)
             self._line_bytes -= following.size
-            if self._start(following):
-                self.running += 1
-            else:
-                self._forget(following)
+            self._begin(following)
 
     def withdraw(self, job: Job) -> None:
         """Remove a call that has ended while it waited."""
         if job in self._line:
             del self._line[job]
-            self._line_bytes -= job.size
-            self._forget(job)
+        elif job in self._suspects.waiting:
+            self._suspects.withdraw(job)
+        else:
+            return
+        self._line_bytes -= job.size
+        self._forget(job)
+        self._proceed()
 
     def _forget(self, job: Job) -> None:
         for slot in job.counted.values():

@@ -18,6 +18,7 @@ Rule 2: a lost call is sent again if every worker that can have received it conf
         On NATS this is the worker that it was sent to, on Redis all workers that were connected when it was sent.
 Rule 3: any other lost call may have run. It runs again if that is known to be safe (a query, or idempotent), at most
         `MAX_ATTEMPTS` times; otherwise it ends with `UNAVAILABLE`.
+        From the second attempt on it runs alone, because it may be the reason why its worker was lost (`suspects`).
 Rule 4: probes are not used for workers of other implementations, which never respond to them.
 Rule 5: a lost call that may run again waits for a worker until its deadline. A new call that may run again does so if
         workers were lost a short time ago; any other call ends soon if there is no worker.
@@ -42,7 +43,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
-from operations.calls.states import SETTLING, KnownWorkers, Outages, PendingCall
+from operations.calls.states import MAX_SENDS, SETTLING, KnownWorkers, Outages, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
@@ -263,8 +264,9 @@ class FailureDetector:
 
     def is_unserved(self, call: PendingCall) -> bool:
         """Return whether a call that may run again has found no worker; forget it, because it ends now."""
+        waits = call.is_held and bool(self._parked)
         is_parked = self._parked.pop(call.payload.request_id, None) is not None
-        return is_parked or (self._is_unserved and self.may_run_again(call) is True)
+        return is_parked or waits or (self._is_unserved and self.may_run_again(call) is True)
 
     def may_be_restored(self, call: PendingCall) -> bool:
         """Return whether a restored broker may have delivered a request a second time."""
@@ -291,6 +293,7 @@ class FailureDetector:
         ):
             return False
         call.claim(offer.worker, asyncio.get_running_loop().time())
+        call.confirmed = offer.attempt
         return True
 
     def lost(self) -> None:
@@ -584,6 +587,9 @@ class FailureDetector:
                 retryable=is_safe,
             )
             self._end(request.request_id, error)
+        elif 1 < request.attempt != call.confirmed and call.sends < MAX_SENDS:
+            logger.info("%s is sent again: its worker was lost before it began", request.request_id)
+            await self._resend(call, may_have_begun=False)
         elif request.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)
             await self._resend(call)

@@ -228,6 +228,11 @@ class Job(msgspec.Struct, eq=False):
         return caller_key(self.identity, self.reply_to)
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether it may have killed a worker."""
+        return self.request.attempt > 1
+
+    @property
     def is_acquiring(self) -> bool:
         """Whether the request is being removed from its queue."""
         return self.is_started and self.claim is not None

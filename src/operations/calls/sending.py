@@ -41,6 +41,7 @@ from operations.calls.events import (
 from operations.calls.failure_detector import FailureDetector
 from operations.calls.jobs import quietly
 from operations.calls.states import MAX_SENDS, KnownWorkers, PendingCall, StreamEntry
+from operations.calls.suspects import SuspectCalls
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import lift_envelope
 from operations.errors import (
@@ -112,6 +113,10 @@ class CallSender(ABC):
         self._sends_identity = target.trusted if send_identity is None else send_identity
         self._waiting = 0
         self._waiting_bytes = 0
+        self._suspects = SuspectCalls(
+            lambda call: self._spawn(self._send_again(call)),
+            lambda call: call.payload.request_id in self.pending,
+        )
         self._aborts: deque[PendingCall] = deque(maxlen=MAX_ABORTS)
         self._is_aborting = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -222,6 +227,8 @@ class CallSender(ABC):
         size = len(body)
         call.sends += 1
         detector, workers, worker = self._detector, self._workers, call.to
+        if call.payload.attempt > 1 and not target.direct:
+            worker = worker or workers.first()
         if target.chooses_worker:
             worker = worker or workers.choose()
             workers.occupy(call, worker)
@@ -287,16 +294,20 @@ class CallSender(ABC):
         call.worker = None
         call.is_claimed = False
         call.dropped_by = frozenset()
-        limit = None
-        if call.expires_at != NEVER:
-            limit = milliseconds(call.expires_at - asyncio.get_running_loop().time())
         attempt = call.payload.attempt + may_have_begun
-        call.payload = replace(call.payload, attempt=attempt, timeout_ms=limit)
-        await self._send_again(call)
+        call.payload = replace(call.payload, attempt=attempt)
+        if attempt > 1:
+            self._suspects.add(call)
+        else:
+            await self._send_again(call)
 
     async def _send_again(self, call: PendingCall, pause: float = 0.0) -> None:
         await asyncio.sleep(pause)
         if call.payload.request_id in self.pending:
+            limit = None
+            if call.expires_at != NEVER:
+                limit = milliseconds(call.expires_at - asyncio.get_running_loop().time())
+            call.payload = replace(call.payload, timeout_ms=limit)
             try:
                 await self._send(call)
             except CallError as error:
@@ -385,6 +396,7 @@ class CallSender(ABC):
         call = self.pending.pop(request_id, None)
         if call is None:
             return None
+        self._suspects.release(call)
         if call.occupies:
             self._workers.release(call, has_failed=has_failed)
         if call.sender is not None:

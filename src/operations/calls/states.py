@@ -252,6 +252,12 @@ class PendingCall(msgspec.Struct, eq=False):
     sender: "asyncio.Task[Any] | None" = None
     """The task that is sending the request."""
 
+    confirmed: int = 0
+    """The last attempt that a worker was allowed to start, of those that need the confirmation of the caller."""
+
+    is_held: bool = False
+    """Whether it waits until other calls that may have killed a worker have ended."""
+
     interrupted: "asyncio.Task[Any] | None" = None
     """The task that was cancelled because the call ended. The request may or may not have been delivered."""
 
@@ -510,6 +516,10 @@ class KnownWorkers:
     def _load(self, worker: str) -> tuple[int, float]:
         """Return the order of a worker, at random among those with as many open requests."""
         return self._open.get(worker, 0), random()  # noqa: S311 - it only distributes requests
+
+    def first(self) -> str:
+        """Return the worker that all clients choose that know the same workers; empty if none is known."""
+        return min(self._accepting, default="")
 
     def skip(self, worker: str) -> None:
         """Do not choose a worker until it reports again."""

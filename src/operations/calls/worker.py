@@ -333,6 +333,9 @@ class CallServer(JobRunner, Receiver):
         elif claim is not None and claim.is_fresh and request.attempt == 1:
             claim.remove()
             job.claim = None
+        if job.is_suspect and replied is None:
+            # Otherwise the death of this worker would count as an attempt that the request did not have.
+            job.is_stale = True
         try:
             self._admission.offer(job)
         except CallError as error:
