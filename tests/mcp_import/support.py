@@ -1,11 +1,8 @@
 """MCP servers for tests, and checks for leaks."""
 
 import asyncio
-import fcntl
 import os
-import shutil
 import ssl
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
-from tests.limits import scaled, time_limit
-from tests.servers import free_port, installer_environment
+from tests.limits import time_limit
+from tests.node_packages import install_node_packages
+from tests.servers import free_port
 
 from operations.mcp import MCPClientConfig
 
@@ -168,20 +165,4 @@ def nothing_left_behind() -> Iterator[None]:
 
 def install_node_servers() -> None:
     """Install the MCP servers of `package.json` once; skip the test where that is not possible."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("there is no Node here")
-    with (HERE / ".install.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (HERE / "node_modules" / ".bin" / "mcp-server-memory").exists():
-            options = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-            done = subprocess.run(
-                ["npm", "install", *options],
-                cwd=HERE,
-                env=installer_environment(),
-                capture_output=True,
-                text=True,
-                timeout=scaled(100),
-                check=False,
-            )
-            if done.returncode != 0:
-                pytest.skip(f"npm cannot install the servers: {done.stderr[-300:]}")
+    install_node_packages(HERE, ".bin/mcp-server-memory")
