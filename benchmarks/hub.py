@@ -106,7 +106,7 @@ def ours(port: int, source: Any) -> None:
 
     from operations import OperationRegistry
     from operations.server import create_app
-    from operations.server.running import running
+    from operations.server.http11.running import running
 
     async def run() -> None:
         registry = OperationRegistry()

@@ -112,7 +112,7 @@ def app() -> Any:
 
 def command(name: str) -> Callable[[int], list[str]]:
     # As `operations serve` runs it; the others as uvicorn does.
-    protocol = "operations.server.protocol:HTTPProtocol" if name in OURS else "httptools"
+    protocol = "operations.server.http11.protocol:HTTPProtocol" if name in OURS else "httptools"
     return lambda port: [
         sys.executable, "-m", "uvicorn", "--factory", "mcp_serving:app", "--host", "127.0.0.1", "--port", str(port),
         "--loop", "uvloop", "--http", protocol, "--no-access-log", "--log-level", "error",

@@ -37,7 +37,7 @@ def serve_ours(port: int) -> None:
 
     from operations import OperationRegistry
     from operations.server import create_app
-    from operations.server.running import running
+    from operations.server.http11.running import running
 
     registry = OperationRegistry()
 

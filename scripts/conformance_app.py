@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from operations import CallError, ErrorDefinition, OperationRegistry
 from operations.cli.demo import open_demo
-from operations.hub.serving import build_app
-from operations.server.running import build_server
+from operations.hub.app import build_app
+from operations.server.http11.running import build_server
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ CORE = {
 MODULES = {
     "operations.openapi": {"operations.openapi": ""},
     "operations.mcp": {"operations.mcp": ""},
-    "operations.calls": {"operations.calls": "", "operations.calls.hub": "WebSocketHub"},
+    "operations.calls": {"operations.calls": "", "operations.calls.socket": "WebSocketHub"},
     "operations.pubsub": {
         "operations.pubsub": "",
         "operations.pubsub.memory": "MemoryTarget",
@@ -62,14 +62,14 @@ MODULES = {
     },
     "operations.server": {
         "operations.server": "",
-        "operations.server.running": "running build_server InsecureBindError",
-        "operations.server.tokens": "JWTs",
+        "operations.server.http11.running": "running build_server InsecureBindError",
+        "operations.server.signin.tokens": "JWTs",
     },
     "operations.hub": {"operations.hub": ""},
     "operations.agents": {"operations.agents": ""},
     "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
-    "operations.caller_tokens": {
-        "operations.caller_tokens": "CallerToken TokenExchange hold_token"
+    "operations.sources.credentials": {
+        "operations.sources.credentials": "CallerToken TokenExchange hold_token"
     },
     "operations.testing": {
         "operations.testing": "",

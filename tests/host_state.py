@@ -214,7 +214,7 @@ async def use_everything(steps: Steps, folder: Path) -> None:
     from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file, to_openapi
     from operations.pubsub.memory import MemoryTarget
     from operations.server import create_app
-    from operations.server.running import build_server, running
+    from operations.server.http11.running import build_server, running
 
     steps.begin()  # asyncio has changed signals and hooks
 

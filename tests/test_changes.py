@@ -19,16 +19,16 @@ from operations import (
     Schema,
     local_envelope,
 )
+from operations.base.types import JSONObject
 from operations.calls import CallGraph, from_calls, serve_calls
-from operations.envelopes import read_changes
+from operations.contract.envelopes import read_changes
+from operations.contract.specs import Operation, OperationType, OutputPolicy
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.openapi import HTTPServiceConfig, from_openapi, to_openapi
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
-from operations.server.running import running
-from operations.specs import Operation, OperationType, OutputPolicy
+from operations.server.http11.running import running
 from operations.telemetry import CallMetrics
-from operations.types import JSONObject
 
 pytestmark = pytest.mark.requirement("R52")
 

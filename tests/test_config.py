@@ -16,10 +16,7 @@ from tests.conftest import PROJECT
 from tests.limits import scaled
 
 from operations import AccessControl, Schema
-from operations._derive import MISSING, _options, file_class, keys_of
-from operations._mcp_config import MCPClientConfig, read_servers
 from operations.authority import ApprovalRule
-from operations.caller_tokens import TokenExchange
 from operations.cli.setup import starter
 from operations.config import (
     Config,
@@ -48,8 +45,10 @@ from operations.config.model import (
     WorkEntry,
     entries_of,
 )
+from operations.contract.options import MISSING, _options, file_class, keys_of
 from operations.front.config import MCPServerSettings, ServerConfig
 from operations.hub.opening import client_config, service_config
+from operations.mcp.config import MCPClientConfig, read_servers
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,
@@ -62,6 +61,7 @@ from operations.openapi import (
     RefreshToken,
     URLPaging,
 )
+from operations.sources.credentials import TokenExchange
 from operations.tools import ToolConfig
 
 FULL = """

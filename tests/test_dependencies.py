@@ -23,7 +23,7 @@ TESTED = {"mcp": "2.3", "nats-py": "2.16"}
 compare the names with its source, then change the number."""
 
 USED = {
-    "operations.mcp.sdk": {
+    "operations.mcp.shared.sdk": {
         "mcp.client._probe",
         "ClientSession._stamp",
         "ClientSession._x_mcp_header_maps",

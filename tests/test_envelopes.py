@@ -27,8 +27,8 @@ from operations import (
     mcp_envelope,
     unwrap,
 )
-from operations.calls.events import read_event, read_output
-from operations.envelopes import MAX_CHANGES, add_changes, content_block
+from operations.calls.protocol.events import read_event, read_output
+from operations.contract.envelopes import MAX_CHANGES, add_changes, content_block
 
 BLOCKS: list[MCPContentBlock] = [
     TextContent(text="hi", annotations=MCPAnnotations(audience=["user"], priority=0.5)),

@@ -15,7 +15,7 @@ from operations import (
     OperationRegistry,
     map_error,
 )
-from operations.errors import HTTP_STATUS, timed_out
+from operations.base.errors import HTTP_STATUS, timed_out
 from operations.front.public_errors import public_error
 
 

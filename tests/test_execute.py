@@ -40,8 +40,8 @@ from operations import (
     local_envelope,
     mcp_envelope,
 )
-from operations._pipeline.plan import Next
-from operations.observe import CallAbandoned, CallFinished, CallStarted
+from operations.contract.events import CallAbandoned, CallFinished, CallStarted
+from operations.registry.middleware import Next
 
 ADDITION = {
     "type": "object",

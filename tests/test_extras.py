@@ -107,7 +107,7 @@ def test_a_module_whose_extra_is_missing_names_it() -> None:
 
     errors, with_mcp, with_cli = _imported(
         ("", names),
-        ("mcp", ["operations.server.running"]),
+        ("mcp", ["operations.server.http11.running"]),
         ("cli", ["operations.cli.serve", "operations.cli.demo"]),
     )
 
@@ -119,7 +119,7 @@ def test_a_module_whose_extra_is_missing_names_it() -> None:
             f"{module} needs the '{extra}' extra: pip install 'alkdev-operations[{extra}]'"
         )
     assert set(with_mcp) | set(with_cli) == {
-        "operations.server.running",
+        "operations.server.http11.running",
         "operations.cli.serve",
         "operations.cli.demo",
     }

@@ -14,7 +14,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.front import Front
+from operations.front.front import Front
 from operations.front.search import MAX_BATCH, Gateway, OperationCall, visible_specs, words_of
 
 ANYONE = OperationContext()

@@ -24,9 +24,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations import _decoding
-from operations._decoding import decode_json
-from operations._json import (
+from operations.base.json import decoding as _decoding
+from operations.base.json.decoding import decode_json
+from operations.base.json.values import (
     MAX_DEPTH,
     MAX_REQUEST_VALUES,
     MAX_RESPONSE_VALUES,

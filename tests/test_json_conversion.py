@@ -13,9 +13,9 @@ import pydantic
 import pytest
 
 from operations import CallError, OperationRegistry
-from operations._json import JSONValueError, to_json
-from operations._objects import without_objects
-from operations.specs import OutputPolicy
+from operations.base.json.objects import without_objects
+from operations.base.json.values import JSONValueError, to_json
+from operations.contract.specs import OutputPolicy
 
 MASKED = Annotated[str, pydantic.PlainSerializer(lambda _: "***")]
 ID = uuid.UUID(int=1)

@@ -27,7 +27,7 @@ from tests.server.asgi import Client
 from tests.servers import NatsServer, RedisServer, running
 
 from operations import CallError, OperationRegistry
-from operations._json import MAX_REQUEST_VALUES
+from operations.base.json.values import MAX_REQUEST_VALUES
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.pubsub.base import Delivery
 from operations.server import create_app

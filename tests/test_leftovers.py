@@ -12,8 +12,8 @@ from tests.conftest import PROJECT
 from tests.leftovers import Leftovers, counted_at_closing
 from tests.limits import scaled
 
+from operations.base.errors import CallError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget
 
 pytest_plugins = ("pytester",)

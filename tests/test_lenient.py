@@ -16,10 +16,10 @@ from operations import (
     OperationType,
     Schema,
 )
-from operations._pipeline.lenient import convert_input
-from operations.calls.remote import RemoteConfig
+from operations.calls.source.remote import RemoteConfig
 from operations.mcp import MCPClientConfig, to_mcp
 from operations.openapi import HTTPServiceConfig
+from operations.registry.lenient import convert_input
 from operations.tools import ToolConfig, configure_tools
 
 LENIENT = OperationContext(lenient=True)

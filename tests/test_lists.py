@@ -50,16 +50,16 @@ from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.redis import RedisConfig, connect_redis
 from operations.pubsub.websocket import serve_websocket
 from operations.server import JWTConfig, ListenConfig, ServerConfig, create_app
-from operations.server.running import build_server, running
-from operations.server.tokens import JWTs
+from operations.server.http11.running import build_server, running
+from operations.server.signin.tokens import JWTs
 from operations.telemetry import CallMetrics
 from operations.tools import ToolConfig
 
 MODULES = [
-    "operations", "operations.calls", "operations.calls.hub", "operations.front.search", "operations.mcp",
+    "operations", "operations.calls", "operations.calls.socket", "operations.front.search", "operations.mcp",
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
-    "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
-    "operations.server.tokens", "operations.server.console", "operations.telemetry",
+    "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.http11.running",
+    "operations.server.signin.tokens", "operations.server.console", "operations.telemetry",
     "operations.tools", "operations.telemetry.otel", "operations.telemetry.otlp",
 ]  # fmt: skip
 
@@ -122,9 +122,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.server.ListenConfig": ListenConfig,
     "operations.server.ServerConfig": ServerConfig,
     "operations.server.create_app": partial(create_app, REGISTRY),
-    "operations.server.running.build_server": partial(build_server, create_app(REGISTRY)),
-    "operations.server.running.running": partial(running, create_app(REGISTRY)),
-    "operations.server.tokens.JWTs": partial(JWTs, issuer="a", audience="b", public_key="c"),
+    "operations.server.http11.running.build_server": partial(build_server, create_app(REGISTRY)),
+    "operations.server.http11.running.running": partial(running, create_app(REGISTRY)),
+    "operations.server.signin.tokens.JWTs": partial(JWTs, issuer="a", audience="b", public_key="c"),
     "operations.tools.ToolConfig": ToolConfig,
     "operations.telemetry.CallMetrics.collect": lambda **options: asyncio.run(
         CallMetrics(REGISTRY).collect(**options)

@@ -13,7 +13,7 @@ from tests.conftest import PROJECT
 from tests.limits import scaled
 
 import operations
-from operations.context import new_request_id
+from operations.contract.context import new_request_id
 
 SOURCES = sorted((PROJECT / "src").rglob("*.py"))
 

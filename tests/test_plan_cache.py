@@ -17,7 +17,7 @@ from operations import (
     SchemaError,
     from_schema,
 )
-from operations._pipeline import cache
+from operations.registry import cache
 
 MAX_RECENT = 10
 

@@ -24,7 +24,7 @@ from operations import (
     local_envelope,
     operation,
 )
-from operations.observe import RegistryChanged
+from operations.contract.events import RegistryChanged
 
 
 def spec(name: str = "get", **fields: Any) -> OperationSpec:

@@ -25,17 +25,17 @@ from operations import (
     OperationSpec,
     OperationType,
     mcp_envelope,
-    result_pages,
 )
 from operations.authority import Grants
+from operations.base.errors import RegistrationError
 from operations.calls import from_calls
-from operations.channel import CallerChannel
-from operations.errors import RegistrationError
+from operations.contract.channel import CallerChannel
 from operations.pubsub.websocket import connect_websocket
-from operations.result_pages import NEXT, split
 from operations.server import create_app, credential_resolver
-from operations.server.running import running
+from operations.server.http11.running import running
 from operations.tools import ToolConfig, configure_tools
+from operations.tools import pages as result_pages
+from operations.tools.pages import NEXT, split
 
 pytestmark = pytest.mark.anyio
 

@@ -37,8 +37,9 @@ from operations import (
     is_response_envelope,
     mcp_envelope,
 )
+from operations.base.errors import SchemaError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     CallFailed,
     CallRequested,
     ErrorPayload,
@@ -47,10 +48,9 @@ from operations.calls.events import (
     read_event,
     read_output,
 )
-from operations.errors import SchemaError
 from operations.mcp import map_content_blocks
-from operations.mcp.interaction import question_envelope
-from operations.mcp.tools import tool_envelope
+from operations.mcp.shared.interaction import question_envelope
+from operations.mcp.source.tools import tool_envelope
 from operations.openapi import HTTPAuth, HTTPRequest, HTTPServiceConfig, from_openapi
 from operations.pubsub.memory import MemoryTarget
 

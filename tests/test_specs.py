@@ -20,7 +20,7 @@ from operations import (
     from_schema,
     operation,
 )
-from operations.functions import operation_of
+from operations.contract.functions import operation_of
 
 
 @dataclass

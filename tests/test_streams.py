@@ -26,8 +26,8 @@ from operations import (
     local_envelope,
     subscribe,
 )
-from operations._pipeline.plan import NextStream
-from operations.observe import CallFinished, CallStarted, CallYielded
+from operations.contract.events import CallFinished, CallStarted, CallYielded
+from operations.registry.middleware import NextStream
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 

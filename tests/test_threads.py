@@ -11,8 +11,8 @@ import pytest
 from tests.limits import scaled, time_limit
 
 from operations import CallError, ErrorCode
-from operations._pipeline import plan
-from operations._pipeline.plan import ThreadPool
+from operations.base.threads import ThreadPool
+from operations.registry import plan
 
 
 async def test_a_function_runs_elsewhere_with_this_tasks_context() -> None:
@@ -188,7 +188,7 @@ def test_a_pool_serves_one_loop_after_another() -> None:
 def test_a_forked_process_starts_its_own_threads() -> None:
     code = """
 import asyncio, os
-from operations._pipeline.plan import ThreadPool
+from operations.base.threads import ThreadPool
 pool = ThreadPool()
 run = lambda: asyncio.run(asyncio.wait_for(pool.run(lambda: 0), 20))
 run()

@@ -24,12 +24,12 @@ from operations import (
     http_envelope,
     mcp_envelope,
 )
-from operations.channel import CallerChannel
-from operations.envelopes import TextContent
-from operations.errors import RegistrationError
+from operations.base.errors import RegistrationError
+from operations.contract.channel import CallerChannel
+from operations.contract.envelopes import TextContent
 from operations.mcp import connect_mcp
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 from operations.telemetry import CallMetrics
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
 
@@ -92,7 +92,7 @@ async def test_the_cache_is_for_queries_and_each_caller_and_input_and_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("operations.tools.monotonic", lambda: now)
+    monkeypatch.setattr("operations.tools.settings.monotonic", lambda: now)
     registry, seen = build(cache=60)
 
     first = await registry.execute("shop.list", {"n": 1}, ANN)
@@ -147,7 +147,7 @@ async def test_operations_whose_settings_stay_the_same_keep_their_cache_and_rate
 
 
 async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.tools._MAX_ENTRIES", 3)
+    monkeypatch.setattr("operations.tools.cache._MAX_ENTRIES", 3)
     registry, seen = build(cache=60)
 
     for number in (1, 2, 3, 4, 1):

@@ -7,11 +7,11 @@ from mcp import Client
 from tests.mcp_serving.support import serving
 
 from operations import OperationContext, OperationRegistry
+from operations.contract.events import CallStarted, trace_context
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.observe import CallStarted, trace_context
 from operations.openapi import HTTPServiceConfig, from_openapi_url
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = {"traceparent": PARENT, "tracestate": "vendor=1"}

@@ -1,12 +1,19 @@
 """Typed operations: functions, HTTP endpoints and MCP tools with one way to call and one result."""
 
-from operations._pipeline.plan import Call, Middleware, Next, NextStream, StreamMiddleware
-from operations._pipeline.remotes import Remote
-from operations._pipeline.streams import Subscription
-from operations.access import AccessControl, Identity, check_access, enforce_access
-from operations.channel import CallerChannel
-from operations.context import OperationContext, OperationEnv
-from operations.envelopes import (
+from operations.base.errors import (
+    CallError,
+    ErrorCode,
+    MissingExtraError,
+    OperationsError,
+    RegistrationError,
+    SchemaError,
+    TransportError,
+    map_error,
+)
+from operations.contract.access import AccessControl, Identity, check_access, enforce_access
+from operations.contract.channel import CallerChannel
+from operations.contract.context import OperationContext, OperationEnv
+from operations.contract.envelopes import (
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,
     RESPONSE_SOURCES,
@@ -30,21 +37,23 @@ from operations.envelopes import (
     mcp_envelope,
     unwrap,
 )
-from operations.errors import (
-    CallError,
-    ErrorCode,
-    MissingExtraError,
-    OperationsError,
-    RegistrationError,
-    SchemaError,
-    TransportError,
-    map_error,
+from operations.contract.events import CallEvent, Observer
+from operations.contract.functions import operation
+from operations.contract.specs import (
+    ErrorDefinition,
+    InputPolicy,
+    Operation,
+    OperationHandler,
+    OperationSpec,
+    OperationType,
+    OutputPolicy,
+    SubscriptionHandler,
 )
-from operations.functions import operation
-from operations.observe import CallEvent, Observer
-from operations.protocol import CALL_EVENT_SCHEMAS, OPERATION_SPEC_SCHEMA
-from operations.registry import OperationRegistry, build_env, subscribe
-from operations.scanner import ScanResult, scan_operations
+from operations.contract.wire import CALL_EVENT_SCHEMAS, OPERATION_SPEC_SCHEMA
+from operations.registry.middleware import Call, Middleware, Next, NextStream, StreamMiddleware
+from operations.registry.registry import OperationRegistry, build_env, subscribe
+from operations.registry.remotes import Remote
+from operations.registry.streams import Subscription
 from operations.schema import (
     CastResult,
     Change,
@@ -57,16 +66,7 @@ from operations.schema import (
     schema_for,
     validate_or_raise,
 )
-from operations.specs import (
-    ErrorDefinition,
-    InputPolicy,
-    Operation,
-    OperationHandler,
-    OperationSpec,
-    OperationType,
-    OutputPolicy,
-    SubscriptionHandler,
-)
+from operations.sources.local import ScanResult, scan_operations
 
 __version__ = "0.2.0"
 

@@ -5,8 +5,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from operations._tasks import receives_signals
-from operations.errors import MissingExtraError
+from operations.base.errors import MissingExtraError
+from operations.base.tasks import receives_signals
 
 try:
     from operations.cli import run

@@ -5,9 +5,9 @@ from time import process_time
 from typing import Any
 
 from operations import Identity, OperationRegistry
-from operations.calls.hub import WebSocketHub
+from operations.calls.socket import WebSocketHub
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 
 async def main() -> None:

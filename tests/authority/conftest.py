@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from operations import _clock
-from operations._clock import MachineClock
+from operations.base import clock as _clock
+from operations.base.clock import MachineClock
 
 SetClock = Callable[[Callable[[], float]], None]
 

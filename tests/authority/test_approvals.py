@@ -32,7 +32,6 @@ from operations import (
     OperationRegistry,
     ResponseEnvelope,
 )
-from operations._resilience import held_slot
 from operations.authority import (
     ApprovalRule,
     Authority,
@@ -45,8 +44,9 @@ from operations.authority import (
 from operations.authority import approvals as module
 from operations.authority import queue as queue_module
 from operations.authority.ledger import Ledger, LedgerError, _signed, verify
-from operations.channel import CallerChannel
-from operations.front.limits import ConcurrencyLimiter
+from operations.base.concurrency import ConcurrencyLimiter
+from operations.base.slots import held_slot
+from operations.contract.channel import CallerChannel
 from operations.tools import ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio

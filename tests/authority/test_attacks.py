@@ -36,18 +36,18 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.authority.ledger import LedgerError, verify
-from operations.authority.store import MemoryValues
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.hub import WebSocketHub
-from operations.channel import CallerChannel
-from operations.front import Front
+from operations.calls.socket import WebSocketHub
+from operations.contract.channel import CallerChannel
 from operations.front.config import ServerConfig
 from operations.front.credentials import Credential, CredentialResolver
+from operations.front.front import Front
 from operations.front.limits import Limits, caller_key
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, IdentityResolver, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
+from operations.store.memory import MemoryValues
 from operations.tools import ToolConfig, configure_tools
 
 pytestmark = [pytest.mark.anyio, pytest.mark.requirement("R63")]

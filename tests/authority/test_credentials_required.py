@@ -14,11 +14,11 @@ from tests.mcp_serving.test_http import post
 from operations import CallError, OperationContext, OperationRegistry
 from operations.authority import ApprovalRule
 from operations.calls import PendingRequestMap
-from operations.calls.hub import WebSocketHub
-from operations.front import Front
+from operations.calls.socket import WebSocketHub
+from operations.front.front import Front
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 from operations.tools import ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio

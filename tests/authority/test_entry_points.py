@@ -39,8 +39,6 @@ from operations import (
     OperationRegistry,
 )
 from operations.__main__ import main
-from operations._json import object_of
-from operations._text import tool_name
 from operations.authority import (
     ApprovalRule,
     Authority,
@@ -56,20 +54,22 @@ from operations.authority import (
 from operations.authority import grants as resolving
 from operations.authority.approvals import Approvals
 from operations.authority.ledger import Ledger, LedgerError, verify
-from operations.authority.store import open_broker_store
+from operations.base.json.values import object_of
+from operations.base.text import tool_name
 from operations.calls import CallGraph, PendingRequestMap, from_calls, serve_calls
-from operations.calls.hub import WebSocketHub
+from operations.calls.socket import WebSocketHub
 from operations.cli.doctor import undeclared_calls
 from operations.config import ConfigError, load_config
 from operations.hub import open_hub
-from operations.hub.controls import readiness
 from operations.hub.opening import opened_authority
+from operations.hub.operations import readiness
 from operations.mcp import to_mcp
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
+from operations.pubsub.stores import open_broker_store
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.server import APIKeys, create_app, credential_resolver, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 from operations.tools import ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio

@@ -35,8 +35,8 @@ from operations import (
 )
 from operations.authority import ApprovalRule, Grants
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.events import CallRequested, read_event
-from operations.calls.hub import WebSocketHub
+from operations.calls.protocol.events import CallRequested, read_event
+from operations.calls.socket import WebSocketHub
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.tools import RetryPolicy, ToolConfig, configure_tools

@@ -23,10 +23,8 @@ from operations import (
     Identity,
     OperationContext,
     OperationRegistry,
-    _clock,
     check_access,
 )
-from operations._clock import MachineClock
 from operations.authority import (
     Authority,
     Block,
@@ -42,9 +40,11 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.authority.grants import has_expired
-from operations.authority.store import MemoryValues
+from operations.base import clock as _clock
+from operations.base.clock import MachineClock
 from operations.calls import PendingRequestMap, serve_calls
 from operations.pubsub.memory import MemoryTarget
+from operations.store.memory import MemoryValues
 from operations.tools import ToolConfig, configure_tools
 
 KEY = b"k" * 32

@@ -10,13 +10,13 @@ from tests.authority.test_grants import KEY
 from operations import ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.authority import Grants
 from operations.authority.grants import GrantError, Subject, mint, new_block, read_token
-from operations.caller_tokens import CallerToken
+from operations.base.errors import CallError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_event, read_event
-from operations.errors import CallError
-from operations.observe import CallGraph
-from operations.protocol import CALL_EVENT_SCHEMAS
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event, read_event
+from operations.contract.wire import CALL_EVENT_SCHEMAS
 from operations.pubsub.memory import MemoryTarget
+from operations.recorder.graph import CallGraph
+from operations.sources.credentials import CallerToken
 
 SCOPES = ["task", "approvals:answer"]
 OWN = Identity("ann", SCOPES)

@@ -25,12 +25,12 @@ from operations.authority import Grants, Store
 from operations.calls import from_calls, serve_calls
 from operations.front.search import Gateway
 from operations.hub import open_hub
-from operations.hub.controls import control_operations, worker_operations
+from operations.hub.operations import control_operations, worker_operations
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.openapi import HTTPServiceConfig, from_openapi, to_openapi
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 from operations.tools import ToolConfig, configure_tools
 
 pytestmark = [pytest.mark.anyio, pytest.mark.requirement("R66")]

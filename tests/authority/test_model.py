@@ -23,10 +23,10 @@ from tests.servers import NatsServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import Identity, OperationRegistry
-from operations._clock import clock
-from operations._json import canonical
 from operations.authority import Authority, Grants, narrow, new_block, read_token
 from operations.authority import grants as resolving
+from operations.base.clock import clock
+from operations.base.json.values import canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.front.limits import Limits
 from operations.pubsub.base import EventTarget
@@ -35,7 +35,7 @@ from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app, credential_resolver, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.requirement("R63")]
 

@@ -29,7 +29,7 @@ from operations.authority import (
 )
 from operations.authority import approvals as module
 from operations.authority import queue as queue_module
-from operations.authority.store import MemoryValues
+from operations.store.memory import MemoryValues
 from operations.tools import ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from operations.context import OperationContext
-from operations.envelopes import TextContent, http_envelope, mcp_envelope
-from operations.errors import CallError
+from operations.base.errors import CallError
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import TextContent, http_envelope, mcp_envelope
+from operations.contract.specs import ErrorDefinition
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
-from operations.specs import ErrorDefinition
 
 
 def note(path: str, text: str) -> None:

@@ -13,9 +13,9 @@ from tests.calls.worlds import nats_world, redis_world
 from tests.limits import time_limit
 from tests.servers import NatsServer, RedisServer, running
 
+from operations.base.errors import CallError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_event
-from operations.errors import CallError
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event
 from operations.pubsub.base import EventTarget
 from operations.pubsub.nats import jetstream
 from operations.pubsub.redis import subscriptions

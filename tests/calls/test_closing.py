@@ -16,16 +16,16 @@ from tests.limits import scaled, time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, proxy
 
-from operations.access import Identity
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     CallFailed,
     CallRequested,
     RequestPayload,
     encode_event,
     read_event,
 )
-from operations.errors import CallError, ErrorCode
+from operations.contract.access import Identity
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.redis import connection

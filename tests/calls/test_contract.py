@@ -10,11 +10,11 @@ from tests.calls.waiting import until
 from tests.calls.worlds import World, calling
 from tests.limits import time_limit
 
-from operations.access import Identity
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap
-from operations.context import OperationContext
-from operations.envelopes import HTTPResponseMeta, LocalResponseMeta, MCPResponseMeta
-from operations.errors import CallError, ErrorCode
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import HTTPResponseMeta, LocalResponseMeta, MCPResponseMeta
 from operations.registry import OperationRegistry
 
 

@@ -7,13 +7,18 @@ import pytest
 from tests.calls.waiting import until
 from tests.limits import time_limit
 
-from operations._pipeline.plan import Call, NextStream
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.envelopes import ResponseEnvelope, TextContent, local_envelope, mcp_envelope
-from operations.errors import CallError, ErrorCode
+from operations.contract.envelopes import (
+    ResponseEnvelope,
+    TextContent,
+    local_envelope,
+    mcp_envelope,
+)
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
+from operations.registry.middleware import Call, NextStream
 
 # Tracing tens of thousands of items would take most of a minute.
 pytestmark = pytest.mark.no_cover

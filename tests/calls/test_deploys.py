@@ -15,8 +15,8 @@ from tests.calls.worlds import BrokerWorld, World, nats_world, redis_world
 from tests.limits import scaled, time_limit
 from tests.servers import Broker, NatsServer, running
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.nats import jetstream
 from operations.registry import OperationRegistry

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.calls.worlds import World
 
-from operations._json import MAX_DOCUMENT_VALUES, canonical
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import MAX_DOCUMENT_VALUES, canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.services import SpecDecoder, SpecEncoder
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.services import SpecDecoder, SpecEncoder
+from operations.contract.context import OperationContext
+from operations.contract.specs import ErrorDefinition, Operation, OperationSpec, OperationType
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 from operations.schema import Schema
-from operations.specs import ErrorDefinition, Operation, OperationSpec, OperationType
 
 STRIPE = Path(__file__).parents[3] / "shared" / "openapi" / "stripe__spec3-2021-06-07.json"
 MEGABYTE = 1024 * 1024
@@ -245,7 +245,7 @@ def test_a_sent_definition_is_not_changed_later() -> None:
     ],
 )
 def test_an_endless_description_is_cut_off(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.calls.services.MAX_SPECS", 100_000)
+    monkeypatch.setattr("operations.calls.protocol.services.MAX_SPECS", 100_000)
     listener = SpecDecoder()
     with pytest.raises(CallError) as caught:
         for _ in range(101):
@@ -334,7 +334,7 @@ def test_a_name_with_as_many_meanings_as_operations_takes_no_longer_than_others(
         return canonical(value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("operations._references.canonical", counted)
+        patch.setattr("operations.base.json.references.canonical", counted)
         listener = heard(told(specs))
 
     assert [spec.digest for spec in listener.specs] == [spec.digest for spec in specs]

@@ -16,8 +16,8 @@ from tests.calls.worlds import BrokerWorld, nats_world, redis_world
 from tests.limits import time_limit
 from tests.servers import Broker, NatsServer, running
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import CallServer, PendingRequestMap
-from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
 
 

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from operations.base.errors import CallError
 from operations.calls import CALL_EVENT_SCHEMAS
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     CallAborted,
     CallCompleted,
     CallEvent,
@@ -24,8 +25,7 @@ from operations.calls.events import (
     read_event,
     read_output,
 )
-from operations.envelopes import TextContent, http_envelope, local_envelope, mcp_envelope
-from operations.errors import CallError
+from operations.contract.envelopes import TextContent, http_envelope, local_envelope, mcp_envelope
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol"
 CASES: list[Any] = json.loads((PROTOCOL / "events.json").read_text(encoding="utf-8"))["cases"]

@@ -21,8 +21,9 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
-from operations.calls import PendingRequestMap, sending, serve_calls
-from operations.calls.events import (
+from operations.base.errors import CallError, ErrorCode, NoReceiverError, TransportError
+from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.protocol.events import (
     AlivePayload,
     CallAlive,
     CallOffered,
@@ -35,9 +36,9 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.jobs import DEFAULT_GROUP
-from operations.calls.states import MAX_SENDS
-from operations.errors import CallError, ErrorCode, NoReceiverError, TransportError
+from operations.calls.protocol.states import MAX_SENDS
+from operations.calls.serving.jobs import DEFAULT_GROUP
+from operations.calls.source import sending
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -542,7 +543,7 @@ async def test_copies_that_find_no_worker_do_not_count_as_sent(
     monkeypatch: pytest.MonkeyPatch, reports: bool
 ) -> None:
     """Otherwise, after an outage, a call could not be sent to another worker any more."""
-    monkeypatch.setattr("operations.calls.sending._RETRY", 0.001)
+    monkeypatch.setattr("operations.calls.source.sending._RETRY", 0.001)
     attempts, delivered = 2 * MAX_SENDS, list[bytes]()
 
     class Absent(MemoryTarget):

@@ -28,10 +28,10 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, Proxy, RedisServer, free_port, proxy, running
 
-from operations._resilience import Backoff
+from operations.base.errors import CallError, ErrorCode, TransportError
+from operations.base.retry import Backoff
 from operations.calls import PendingRequestMap, serve_calls
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.contract.context import OperationContext
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.redis import connect_redis, subscriptions

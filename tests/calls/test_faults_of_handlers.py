@@ -20,9 +20,9 @@ from tests.calls.waiting import caller, lines, until
 from tests.calls.worlds import World, calling
 from tests.limits import scaled, time_limit
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.context import new_request_id
-from operations.errors import CallError, ErrorCode
+from operations.contract.context import new_request_id
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -54,10 +54,10 @@ time.time = lambda: real() + ahead
 import aiohttp
 from operations import OperationContext, OperationRegistry
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import CallError
+from operations.base.errors import CallError
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 far, beyond, target = OperationRegistry(), MemoryTarget(), MemoryTarget()
 

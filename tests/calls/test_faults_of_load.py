@@ -19,10 +19,10 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import NatsServer, running
 
-from operations.access import Identity
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_event, read_event
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event, read_event
+from operations.contract.access import Identity
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry

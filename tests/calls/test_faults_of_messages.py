@@ -19,11 +19,16 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from websockets.asyncio.client import connect
 
-from operations._json import MAX_REQUEST_VALUES
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import MAX_REQUEST_VALUES
 from operations.calls import CallServer, PendingRequestMap, serve_calls
-from operations.calls.events import MalformedEvent, encode_error, encode_response, read_event
-from operations.envelopes import local_envelope
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.events import (
+    MalformedEvent,
+    encode_error,
+    encode_response,
+    read_event,
+)
+from operations.contract.envelopes import local_envelope
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry

@@ -16,13 +16,13 @@ from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World
 from tests.limits import time_limit
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.monitoring import monitor_group
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.calls.source.monitoring import monitor_group
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.specs import OperationSpec
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
-from operations.specs import OperationSpec
 
 pytestmark = pytest.mark.slow
 

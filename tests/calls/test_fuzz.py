@@ -7,7 +7,7 @@ import time
 import pytest
 from tests.calls.worlds import World, calling
 
-from operations.errors import TransportError
+from operations.base.errors import TransportError
 from operations.registry import OperationRegistry
 
 SECONDS = float(os.environ.get("OPERATIONS_FUZZ_SECONDS", "2.5"))

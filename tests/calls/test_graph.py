@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.limits import processor_limit
 
+from operations.base.errors import CallError
 from operations.calls import (
     CallGraph,
     CallRecord,
@@ -15,10 +16,9 @@ from operations.calls import (
     render_tree,
     serve_calls,
 )
-from operations.context import OperationContext
-from operations.errors import CallError
-from operations.observe import spans
+from operations.contract.context import OperationContext
 from operations.pubsub.memory import MemoryTarget
+from operations.recorder.graph import spans
 from operations.registry import OperationRegistry
 
 

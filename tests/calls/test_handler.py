@@ -11,17 +11,17 @@ from tests.calls.worlds import BrokerWorld
 from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 
-from operations.access import Identity
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, build_call_handler
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     CallRequested,
     CallResponded,
     RequestPayload,
     read_event,
     read_output,
 )
-from operations.envelopes import local_envelope
-from operations.errors import CallError, ErrorCode
+from operations.contract.access import Identity
+from operations.contract.envelopes import local_envelope
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.redis import connect_redis_interop

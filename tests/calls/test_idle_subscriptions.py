@@ -10,8 +10,8 @@ from tests.calls.waiting import until
 from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -66,7 +66,7 @@ def ticking() -> OperationRegistry:
 async def test_a_plain_subscription_continues_while_items_come(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 1)
+    monkeypatch.setattr("operations.calls.serving.jobs.DEFAULT_TIMEOUT", 1)
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
@@ -80,7 +80,7 @@ async def test_a_plain_subscription_continues_while_items_come(
 async def test_a_subscription_without_items_ends_where_it_runs(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.5)
+    monkeypatch.setattr("operations.calls.serving.jobs.DEFAULT_TIMEOUT", 0.5)
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target) as worker:
@@ -95,7 +95,7 @@ async def test_a_subscription_without_items_ends_where_it_runs(
 async def test_a_call_ignores_the_idle_timeout(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.5)
+    monkeypatch.setattr("operations.calls.serving.jobs.DEFAULT_TIMEOUT", 0.5)
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 from tests.limits import scaled
 
+from operations.base.errors import CallError
 from operations.calls import CallServer, PendingRequestMap
-from operations.calls.jobs import WorkerConfig
-from operations.context import OperationContext
-from operations.errors import CallError
+from operations.calls.serving.jobs import WorkerConfig
+from operations.contract.context import OperationContext
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 

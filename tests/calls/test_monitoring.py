@@ -20,16 +20,16 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, running
 
-from operations.access import Identity
+from operations.base.errors import CallError, ErrorCode, TransportError
 from operations.calls import CallServer, PendingRequestMap, WorkerConfig, from_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_event
-from operations.calls.monitoring import GroupMonitor, monitor_group
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event
+from operations.calls.source.monitoring import GroupMonitor, monitor_group
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
 from operations.pubsub.base import EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
-from operations.telemetry import group_metrics, worker_metrics
+from operations.telemetry.metrics import group_metrics, worker_metrics
 from operations.telemetry.otel import current_trace, instrument
 
 

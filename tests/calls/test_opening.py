@@ -14,8 +14,8 @@ from tests.calls.worlds import World, nats_world, redis_world
 from tests.limits import time_limit
 from tests.servers import NatsServer, RedisServer, running
 
+from operations.base.errors import CallError, ErrorCode, TransportError
 from operations.calls import PendingRequestMap, RemoteService, from_calls, serve_calls
-from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry

@@ -20,11 +20,11 @@ from tests.calls.worlds import WebSocketWorld, World, calling
 from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 
-from operations._pipeline.plan import Call, Next, NextStream
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, build_call_handler, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_error, read_event
-from operations.context import OperationContext
-from operations.envelopes import (
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_error, read_event
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import (
     HTTPResponseMeta,
     MCPResponseMeta,
     ResponseEnvelope,
@@ -32,11 +32,11 @@ from operations.envelopes import (
     local_envelope,
     mcp_envelope,
 )
-from operations.errors import CallError, ErrorCode
+from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
-from operations.specs import Operation, OperationSpec, OperationType
+from operations.registry.middleware import Call, Next, NextStream
 
 
 class Mailbox(SilentReceiver):

@@ -18,10 +18,9 @@ from tests.calls.waiting import complete_report, lines, started, until
 from tests.limits import time_limit
 from tests.servers import REDIS_7, VALKEY, Broker, NatsServer, RedisServer, running
 
-from operations.access import Identity
-from operations.authority.store import open_broker_store
+from operations.base.errors import CallError, TransportError
 from operations.calls import CallServer, PendingRequestMap, serve_calls
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     AbortPayload,
     CallAborted,
     CallConfirmed,
@@ -35,13 +34,14 @@ from operations.calls.events import (
     encode_event,
     encode_response,
 )
-from operations.calls.monitoring import monitor_group
-from operations.envelopes import local_envelope
-from operations.errors import CallError, TransportError
+from operations.calls.source.monitoring import monitor_group
+from operations.contract.access import Identity
+from operations.contract.envelopes import local_envelope
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.redis.subscriptions import _READ_SHA, PUT_SHA
+from operations.pubsub.stores import open_broker_store
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECIPES = DOCS / "recipes"
@@ -382,7 +382,7 @@ async def test_r61_a_client_cannot_use_up_the_id_of_a_call_before_it_arrives(
             body = forge(known, calls.mailbox)
             await send_everywhere(bob, guard.worker, body, (known, "other")[number])
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
-        monkeypatch.setattr("operations.calls.sending.new_request_id", lambda: known)
+        monkeypatch.setattr("operations.calls.source.sending.new_request_id", lambda: known)
         call, request_id = await guard.begin(seconds=0.1)
         assert request_id == known
         assert (await call).data == "slept"

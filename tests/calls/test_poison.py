@@ -11,8 +11,8 @@ from tests.calls.waiting import caller, lines, started
 from tests.calls.worlds import World
 from tests.limits import time_limit
 
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
+from operations.contract.envelopes import ResponseEnvelope
 
 POISON, INNOCENT = 5, 20
 

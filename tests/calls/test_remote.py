@@ -15,19 +15,25 @@ from tests.calls.worlds import BrokerWorld, World
 from tests.limits import scaled, time_limit
 from tests.servers import free_port
 
-from operations.access import AccessControl, Identity
+from operations.base.errors import (
+    CallError,
+    ErrorCode,
+    NotSentError,
+    RegistrationError,
+    TransportError,
+)
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.hub import WebSocketHub
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, NotSentError, RegistrationError, TransportError
+from operations.calls.socket import WebSocketHub
+from operations.contract.access import AccessControl, Identity
+from operations.contract.context import OperationContext
+from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.front.limits import Limits, call_seconds
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
 from operations.server import create_app
-from operations.server.running import running
-from operations.specs import Operation, OperationSpec, OperationType
+from operations.server.http11.running import running
 
 
 def restrict(registry: OperationRegistry, operation_id: str) -> None:
@@ -849,7 +855,7 @@ async def test_a_nested_call_over_the_wire_is_made_for_the_same_caller() -> None
 
 
 async def test_a_list_too_large_to_send_is_rejected_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.calls.services.MAX_LIST", 2_000)
+    monkeypatch.setattr("operations.calls.protocol.services.MAX_LIST", 2_000)
     registry = OperationRegistry()
     for index in range(50):
         registry.register_spec(

@@ -11,9 +11,9 @@ from tests.calls.waiting import lines, until
 from tests.calls.worlds import World
 from tests.limits import time_limit
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import from_calls
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.contract.context import OperationContext
 from operations.registry import OperationRegistry
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
 

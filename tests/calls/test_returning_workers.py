@@ -12,10 +12,10 @@ from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, from_calls
-from operations.calls.replayability import ReplayableOperations, encode_list
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.replayability import ReplayableOperations, encode_list
+from operations.contract.envelopes import ResponseEnvelope
 from operations.registry import OperationRegistry
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[ResponseEnvelope[Any]]]

@@ -16,10 +16,15 @@ from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import BrokerWorld, World
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import CallServer, PendingRequestMap, serve_calls
-from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
-from operations.envelopes import local_envelope
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.events import (
+    AbortPayload,
+    CallAborted,
+    encode_event,
+    encode_response,
+)
+from operations.contract.envelopes import local_envelope
 from operations.pubsub import signing
 from operations.pubsub.base import EventTarget
 from operations.pubsub.delivery import Recent

@@ -18,8 +18,8 @@ from tests.calls.worlds import Workers, World, cuttable
 from tests.leftovers import resident_kilobytes
 from tests.servers import Proxy
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap
-from operations.errors import CallError, ErrorCode
 
 SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "10"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)

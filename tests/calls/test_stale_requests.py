@@ -14,8 +14,8 @@ from tests.calls.worlds import BrokerWorld, World, redis_world
 from tests.limits import time_limit
 from tests.servers import RedisServer, proxy, running
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap
-from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
 
 CALLS = 10

@@ -13,8 +13,9 @@ from tests.calls.test_events import PROTOCOL, named
 from tests.calls.waiting import until
 from tests.receivers import SilentReceiver
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     AbortPayload,
     CallAborted,
     CallCompleted,
@@ -29,9 +30,8 @@ from operations.calls.events import (
     ResponsePayload,
     encode_event,
 )
-from operations.calls.states import Outages, StreamEntry
-from operations.envelopes import LocalResponseMeta
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.states import Outages, StreamEntry
+from operations.contract.envelopes import LocalResponseMeta
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 

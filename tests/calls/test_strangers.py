@@ -17,8 +17,9 @@ from tests.receivers import SilentReceiver
 from tests.servers import Broker
 from websockets.asyncio.server import ServerConnection, serve
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.events import (
+from operations.calls.protocol.events import (
     AbortPayload,
     AlivePayload,
     CallAborted,
@@ -31,10 +32,9 @@ from operations.calls.events import (
     encode_item,
     read_event,
 )
-from operations.calls.services import Presence
-from operations.context import new_request_id
-from operations.envelopes import local_envelope
-from operations.errors import CallError, ErrorCode
+from operations.calls.protocol.services import Presence
+from operations.contract.context import new_request_id
+from operations.contract.envelopes import local_envelope
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket

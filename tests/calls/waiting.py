@@ -9,7 +9,7 @@ from tests.calls.worlds import World
 from tests.limits import time_limit
 
 from operations.calls import PendingRequestMap
-from operations.calls.monitoring import GroupMonitor, GroupReport
+from operations.calls.source.monitoring import GroupMonitor, GroupReport
 
 
 async def until(condition: Callable[[], object], seconds: float = 30) -> None:

@@ -11,7 +11,7 @@ from tests.cli.conftest import CONFIG, Ran
 from tests.cli.test_serving import KEYS, started
 
 from operations.hub import open_hub
-from operations.server.running import running
+from operations.server.http11.running import running
 
 Run = Callable[..., Ran]
 

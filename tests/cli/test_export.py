@@ -26,13 +26,13 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations._text import tool_name
 from operations.agents.providers import PROVIDER_LIMITS, provider_tools
+from operations.base.text import tool_name
 from operations.cli.export import client_runtime, mcp_tools, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.schema.outline import Outline
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 Run = Callable[..., Ran]
 DOCUMENTS = PROJECT.parent / "shared" / "openapi"

@@ -25,13 +25,13 @@ from operations.cli.demo import build_api
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
 from operations.hub import Hub, open_hub
+from operations.hub.app import build_app
 from operations.hub.journal import remember_ids
 from operations.hub.opening import Access, client_config, service_config
-from operations.hub.serving import build_app
 from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
-from operations.server.running import running
+from operations.server.http11.running import running
 
 SECRET = "CANARY-" + "x" * 32
 

@@ -9,7 +9,7 @@ from redis import Redis
 from tests.cli.conftest import Ran
 from tests.servers import Broker, RedisServer, running
 
-from operations.calls.events import CallRequested, RequestPayload, encode_event
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event
 
 Run = Callable[..., Ran]
 

@@ -21,16 +21,16 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.envelopes import (
+from operations.contract.envelopes import (
     ImageContent,
     MCPContentBlock,
     TextContent,
     http_envelope,
     mcp_envelope,
 )
-from operations.observe import CallGraph
+from operations.recorder.graph import CallGraph
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 KEY = "a-key-for-tests-only"
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="

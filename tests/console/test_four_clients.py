@@ -21,12 +21,12 @@ from tests.limits import time_limit
 from operations import CallError, OperationRegistry
 from operations.calls import from_calls
 from operations.cli.demo import open_demo
-from operations.hub.serving import build_app
+from operations.hub.app import build_app
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.openapi import HTTPServiceConfig, from_openapi_url
-from operations.openapi.config import HTTPAuth
+from operations.openapi.source.config import HTTPAuth
 from operations.pubsub.websocket import connect_websocket
-from operations.server.running import running
+from operations.server.http11.running import running
 
 KEY = "the manager's key"
 BEARER = {"Authorization": f"Bearer {KEY}"}

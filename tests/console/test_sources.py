@@ -16,7 +16,7 @@ from tests.servers import free_port
 
 from operations.hub import open_hub
 from operations.server import hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 OPERATOR, READER = "the-key-of-the-operator", "the-key-of-a-reader"
 DOCUMENT = {

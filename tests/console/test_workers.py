@@ -11,7 +11,7 @@ from tests.console.conftest import Eyes, Witness, faults, keep
 from tests.console.test_sources import OPERATOR, served, sign_in
 from tests.servers import RedisServer, running
 
-from operations.calls.events import CallRequested, RequestPayload, encode_event
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event
 from operations.server import hash_key
 
 CONFIG = """

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from operations._json import MAX_REQUEST_VALUES
+from operations.base.json.values import MAX_REQUEST_VALUES
 from operations.server import Limits
 
 ACCESS: list[tuple[str, str | None, str]] = [

@@ -16,13 +16,13 @@ from tests.mcp_serving.test_http import post
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.authority import Grants, grants
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.hub import WebSocketHub
+from operations.calls.socket import WebSocketHub
+from operations.contract.events import CallStarted
 from operations.front.credentials import RECHECK_SECONDS, Credential, CredentialMonitor
-from operations.observe import CallStarted
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 KEY = {"x-api-key": "key"}
 

@@ -15,7 +15,7 @@ from operations.authority import Grants
 from operations.front.limits import Limits
 from operations.mcp import to_mcp
 from operations.server import APIKeys, create_app, credential_resolver, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
 KEY = {"x-api-key": "bob"}

@@ -18,7 +18,7 @@ from tests.front.outcomes import ACCESS, SIZES
 from tests.limits import time_limit
 
 from operations.__main__ import main
-from operations._text import tool_name
+from operations.base.text import tool_name
 from operations.server import Limits
 
 OPERATIONS = """

@@ -23,16 +23,16 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
-from operations._text import tool_name
+from operations.base.text import tool_name
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.hub import WebSocketHub
+from operations.calls.socket import WebSocketHub
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 CALLERS = {"ann": Identity("ann", ["run"]), "bob": Identity("bob", ["other"])}
 

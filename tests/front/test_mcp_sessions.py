@@ -14,7 +14,7 @@ from tests.limits import time_limit
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.server import CredentialError, Limits, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 ACCEPT = {"accept": "application/json, text/event-stream"}
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}

@@ -10,7 +10,7 @@ from tests.server.asgi import Client
 from operations import Identity, OperationRegistry
 from operations.mcp import to_mcp
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 KEYS = APIKeys({hash_key("key"): Identity("ann")})
 LIST = {

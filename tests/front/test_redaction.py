@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from operations.front.public_errors import HIDDEN, Redactor
+from operations.base.redaction import HIDDEN, Redactor
 
 SECRET = 'p"ss/w rd\u00e9'
 

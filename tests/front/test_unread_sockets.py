@@ -13,10 +13,10 @@ import pytest
 from tests.limits import time_limit
 
 from operations import OperationRegistry
-from operations.calls.hub import WebSocketHub
-from operations.front import Front
+from operations.calls.socket import WebSocketHub
+from operations.front.front import Front
 from operations.server import Limits, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 
 class SlowClient:
@@ -137,7 +137,7 @@ async def test_refused_results_take_no_memory(kind: str, operation: str) -> None
 async def test_a_client_that_does_not_read_is_disconnected(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 0.3)
+    monkeypatch.setattr("operations.server.http11.exchange.SEND_SECONDS", 0.3)
     keepalive = {"ping_interval": 0.1, "ping_timeout": 0.2}
     async with serving(kind, Limits(), **keepalive) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
@@ -152,7 +152,7 @@ async def test_a_client_that_does_not_read_is_disconnected(
 async def test_a_client_that_reads_slowly_stays_connected(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 2.0)
+    monkeypatch.setattr("operations.server.http11.exchange.SEND_SECONDS", 2.0)
     async with serving(kind, Limits()) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
         reader = client.reader

@@ -13,11 +13,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from operations import Identity, OperationContext, OperationRegistry
-from operations.calls.hub import WebSocketHub
-from operations.errors import TransportError
+from operations.base.errors import TransportError
+from operations.calls.socket import WebSocketHub
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.server import APIKeys, Limits, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 SERVERS = pytest.mark.parametrize("kind", ["hub", "app"])
 

@@ -30,15 +30,16 @@ from operations import (
 )
 from operations.authority import Grants
 from operations.config import ConfigError, ConfigFile, load_config
+from operations.contract.events import CallEvent, RegistryChanged
 from operations.hub import Hub, Source, open_hub
-from operations.hub.controls import following, reload, report
+from operations.hub.app import mcp_server
 from operations.hub.opening import sources_of
-from operations.hub.serving import mcp_server
+from operations.hub.operations import report
+from operations.hub.reloading import following, reload
 from operations.hub.source import Opened, fingerprint
 from operations.hub.supervisor import Supervisor
 from operations.mcp import MCPClient, to_mcp
-from operations.observe import CallEvent, RegistryChanged
-from operations.server.running import running
+from operations.server.http11.running import running
 
 OPERATOR = OperationContext(trusted=True)
 SERVER = Path(__file__).with_name("tool_server.py")
@@ -75,8 +76,8 @@ def ids(hub: Hub) -> set[str]:
 async def test_a_file_that_is_written_in_steps_is_read_when_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.hub.controls._POLL_SECONDS", 0.02)
-    monkeypatch.setattr("operations.hub.controls._SETTLE_SECONDS", 2)
+    monkeypatch.setattr("operations.hub.reloading._POLL_SECONDS", 0.02)
+    monkeypatch.setattr("operations.hub.reloading._SETTLE_SECONDS", 2)
     path, removed = written(tmp_path, ENTRY), list[str]()
     async with open_hub(path) as hub, following(hub):
 
@@ -113,7 +114,7 @@ async def test_a_file_that_is_being_written_is_not_read_on_request_either(tmp_pa
 async def test_a_file_that_changes_all_the_time_is_read_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.hub.controls._MAX_SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr("operations.hub.reloading._MAX_SETTLE_SECONDS", 0.5)
     changes = itertools.count()
 
     def change(path: Path) -> int:
@@ -122,7 +123,7 @@ async def test_a_file_that_changes_all_the_time_is_read_nevertheless(
     path = written(tmp_path, ENTRY)
     async with open_hub(path) as hub:
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 7\n")
-        monkeypatch.setattr("operations.hub.controls.modified_at", change)
+        monkeypatch.setattr("operations.hub.operations.modified_at", change)
         with time_limit(10):
             await reload(hub)
         assert hub.file.config.limits.timeout == 7
@@ -134,13 +135,13 @@ async def test_a_change_while_the_file_is_read_is_noticed(
     path = written(tmp_path, ENTRY)
 
     def load_and_change(path: Path) -> ConfigFile:
-        monkeypatch.setattr("operations.hub.controls.load_config", load_config)
+        monkeypatch.setattr("operations.hub.operations.load_config", load_config)
         found = load_config(path)
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 8\n")
         return found
 
     async with open_hub(path) as hub, following(hub):
-        monkeypatch.setattr("operations.hub.controls.load_config", load_and_change)
+        monkeypatch.setattr("operations.hub.operations.load_config", load_and_change)
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 7\n")
         await reload(hub)
         assert hub.file.config.limits.timeout == 7

@@ -10,8 +10,8 @@ from tests.limits import time_limit
 from operations import CallError, Identity, OperationContext
 from operations.config import ConfigError
 from operations.hub import open_hub
-from operations.hub.serving import mcp_server
-from operations.server.running import running
+from operations.hub.app import mcp_server
+from operations.server.http11.running import running
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ from tests.limits import time_limit
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, load_config
 from operations.front.config import ListenConfig
-from operations.hub.serving import VARIABLE, Process, supervise
-from operations.server.running import listen
+from operations.hub.processes import VARIABLE, Process, supervise
+from operations.server.http11.running import listen
 
 pytestmark = pytest.mark.anyio
 

@@ -21,10 +21,11 @@ from tests.servers import running as broker_running
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.calls import serve_calls
 from operations.hub import Hub, open_hub
-from operations.hub.controls import following, readiness, reload
+from operations.hub.operations import readiness
+from operations.hub.reloading import following, reload
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.pubsub.redis import connect_redis
-from operations.server.running import running
+from operations.server.http11.running import running
 
 OPERATOR = OperationContext(trusted=True)
 
@@ -90,7 +91,7 @@ async def double(hub: Hub, number: int, name: str = "double") -> Any:
 async def test_late_and_lost_sources_are_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("operations.hub.controls._POLL_SECONDS", 0.02)
+    monkeypatch.setattr("operations.hub.reloading._POLL_SECONDS", 0.02)
     caplog.set_level(logging.INFO, "operations.hub")
 
     def logged() -> list[tuple[str, str]]:

@@ -21,8 +21,8 @@ from tests.limits import time_limit
 from tests.servers import free_port
 
 from operations.hub import Hub, open_hub
-from operations.hub.controls import reload
-from operations.server.running import running
+from operations.hub.reloading import reload
+from operations.server.http11.running import running
 
 SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "3"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)

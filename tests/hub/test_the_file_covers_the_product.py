@@ -21,9 +21,9 @@ from tests.limits import time_limit
 from operations import CallError
 from operations.config import ConfigError, load_config
 from operations.hub import open_hub
+from operations.hub.app import listen_config
 from operations.hub.journal import writing_logs
-from operations.hub.serving import listen_config
-from operations.server.running import running
+from operations.server.http11.running import running
 
 pytestmark = pytest.mark.anyio
 

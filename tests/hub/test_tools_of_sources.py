@@ -17,9 +17,9 @@ from operations.calls import serve_calls
 from operations.hub import Hub, open_hub
 from operations.openapi import to_openapi
 from operations.pubsub.redis import connect_redis
-from operations.result_pages import NEXT
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
+from operations.tools.pages import NEXT
 
 pytestmark = pytest.mark.anyio
 

@@ -23,20 +23,20 @@ from tests.mcp_serving.support import serving
 from tests.servers import free_port
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
-from operations.caller_tokens import CallerToken, TokenExchange, hold_token
 from operations.calls import from_calls
 from operations.config import ConfigError, load_config
-from operations.context import NO_CALL
+from operations.contract.context import NO_CALL
 from operations.hub import open_hub
 from operations.hub.opening import client_config
 from operations.mcp import MCPClientConfig
-from operations.mcp.failures import redactor_for
+from operations.mcp.shared.failures import redactor_for
 from operations.openapi import to_openapi
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.identity import any_of
-from operations.server.running import running
-from operations.server.tokens import JWTs
+from operations.server.http11.running import running
+from operations.server.signin.identity import any_of
+from operations.server.signin.tokens import JWTs
+from operations.sources.credentials import CallerToken, TokenExchange, hold_token
 
 pytestmark = pytest.mark.anyio
 
@@ -298,7 +298,7 @@ class Endpoint:
 async def test_exchanged_tokens_are_kept_for_a_while_and_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.caller_tokens.MAX_TOKENS", 2)
+    monkeypatch.setattr("operations.sources.credentials.MAX_TOKENS", 2)
     endpoint = Endpoint()
 
     def call(token: str, **fields: Any) -> OperationContext:

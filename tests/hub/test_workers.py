@@ -16,10 +16,10 @@ from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.authority import ApprovalRule
 from operations.authority.grants import Grants
 from operations.calls import serve_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_event
+from operations.calls.protocol.events import CallRequested, RequestPayload, encode_event
 from operations.hub import Hub, open_hub
-from operations.hub.controls import reload
-from operations.hub.serving import build_app
+from operations.hub.app import build_app
+from operations.hub.reloading import reload
 from operations.pubsub.base import EventTarget
 from operations.pubsub.redis import connect_redis
 from operations.tools import ToolConfig, configure_tools

@@ -14,8 +14,8 @@ from tests.calls.operations_under_test import build_registry
 from tests.limits import scaled, time_limit
 from tests.servers import RedisServer, installer_environment, running
 
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import CallError, ErrorCode
 from operations.pubsub.redis import connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 

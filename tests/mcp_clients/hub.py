@@ -5,7 +5,7 @@ from typing import TypedDict, cast
 
 from operations import CallError, ErrorDefinition, OperationContext, OperationRegistry
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 
 class Number(TypedDict):

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.conftest import PROJECT
 
-from operations.access import Identity
+from operations.contract.access import Identity
 from operations.mcp import MCPClientConfig, connect_mcp, read_servers
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 PAGE = (PROJECT / "docs/recipes/mcp-clients.md").read_text(encoding="utf-8")
 KEY = "recipe-" + "k" * 32

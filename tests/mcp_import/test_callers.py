@@ -15,8 +15,9 @@ from tests.limits import time_limit
 from tests.mcp_import.support import raw, serving_demo
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations._resilience import FAILURES, LogBudget
-from operations.channel import CallerChannel
+from operations.base.logs import LogBudget
+from operations.base.retry import FAILURES
+from operations.contract.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 Run = Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -147,7 +148,7 @@ async def test_with_a_connection_per_caller_each_gets_its_own_questions() -> Non
 
 
 async def test_connections_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.mcp.connection.MAX_CALLERS", 1)
+    monkeypatch.setattr("operations.mcp.source.connection.MAX_CALLERS", 1)
     async with callers(per_caller=True) as caller:
         ann, bob = caller("ann"), caller("bob")
         async with ann.calling():
@@ -160,7 +161,7 @@ async def test_connections_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_the_connection_of_a_waiting_call_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.mcp.connection.MAX_CALLERS", 2)
+    monkeypatch.setattr("operations.mcp.source.connection.MAX_CALLERS", 2)
     async with callers(per_caller=True, concurrency=1) as caller:
         running = asyncio.create_task(caller("ann").call("raw.never"))
         waiting = asyncio.create_task(caller("bob").call("raw.pid"))

@@ -12,10 +12,10 @@ from tests.limits import time_limit
 from tests.mcp_import.support import eventually, raw, serving
 
 from operations import AccessControl, CallError, ErrorCode, OperationRegistry
+from operations.contract.events import CallEvent, RegistryChanged
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.codec import META_KEY
-from operations.mcp.listing import MAX_ABSENT, Listing, Pins, digest
-from operations.observe import CallEvent, RegistryChanged
+from operations.mcp.shared.codec import META_KEY
+from operations.mcp.source.listing import MAX_ABSENT, Listing, Pins, digest
 
 
 def watched(registry: OperationRegistry) -> list[tuple[str, str]]:

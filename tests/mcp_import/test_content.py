@@ -16,7 +16,7 @@ from operations import (
     ResponseEnvelope,
 )
 from operations.mcp import connect_mcp, map_content_blocks
-from operations.mcp.tools import (
+from operations.mcp.source.tools import (
     content_to_wire,
     prompt_envelope,
     resource_envelope,

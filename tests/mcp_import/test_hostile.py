@@ -29,9 +29,9 @@ from operations import (
     OperationContext,
     OperationRegistry,
 )
-from operations.channel import CallerChannel
+from operations.contract.channel import CallerChannel
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
-from operations.mcp.listing import list_entries
+from operations.mcp.source.listing import list_entries
 
 
 @pytest.fixture(autouse=True)

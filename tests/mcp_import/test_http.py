@@ -321,7 +321,7 @@ async def test_a_server_that_stays_unavailable_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("_CHECK_SECONDS", "_LONGEST_REFRESH_SECONDS"):
-        monkeypatch.setattr(f"operations.mcp.client.{name}", 0.05)
+        monkeypatch.setattr(f"operations.mcp.source.client.{name}", 0.05)
     caplog.set_level(logging.INFO, "operations.mcp")
     port, attempts = free_port(), anyio.Semaphore(0)
     refresh = MCPClient.refresh

@@ -23,7 +23,7 @@ from operations import (
     OperationType,
     ResponseEnvelope,
 )
-from operations.channel import CallerChannel
+from operations.contract.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.schema import from_schema
 

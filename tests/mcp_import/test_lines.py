@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations.mcp.failures import id_at_edge
-from operations.mcp.stdio import LineBuffer, Oversized
+from operations.mcp.shared.failures import id_at_edge
+from operations.mcp.source.stdio import LineBuffer, Oversized
 
 
 @given(

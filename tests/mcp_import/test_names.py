@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mcp.server.mcpserver import MCPServer
 
 from operations import OperationSpec, OperationType
-from operations._text import hides_something, safe_name, safe_namespace
+from operations.base.text import hides_something, safe_name, safe_namespace
 from operations.mcp import MCPClientConfig, connect_mcp
 
 

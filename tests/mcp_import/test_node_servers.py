@@ -20,7 +20,7 @@ from operations import (
     OperationRegistry,
     ResponseEnvelope,
 )
-from operations.channel import CallerChannel
+from operations.contract.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 BIN = HERE / "node_modules" / ".bin"

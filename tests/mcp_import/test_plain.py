@@ -12,9 +12,9 @@ from aiohttp import web
 from tests.limits import time_limit
 
 from operations import CallerChannel, CallError, OperationContext, OperationRegistry
+from operations.base.types import JSONObject
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.plain_calls import OpenStream, PlainCalls
-from operations.types import JSONObject
+from operations.mcp.source.plain_calls import OpenStream, PlainCalls
 
 SESSION = "mcp-session-id"
 

@@ -10,7 +10,7 @@ from tests.mcp_import.support import nothing_left_behind, raw
 
 from operations import CallError, OperationRegistry
 from operations.mcp import connect_mcp
-from operations.mcp.repairs import checked, mended, read_message, repaired
+from operations.mcp.shared.repairs import checked, mended, read_message, repaired
 
 FAULTY = r'{"tools": [{"name": "a", "v": "\ud800"}], "x": "\ud800"}'
 

@@ -204,8 +204,8 @@ async def test_a_slow_subscriber_receives_hundreds_of_changes_once(tmp_path: Pat
 async def test_the_connection_of_a_lost_subscription_is_not_closed_for_another_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.mcp.connection.MAX_CALLERS", 1)
-    monkeypatch.setattr("operations.mcp.listing._RENEW_SECONDS", 60)
+    monkeypatch.setattr("operations.mcp.source.connection.MAX_CALLERS", 1)
+    monkeypatch.setattr("operations.mcp.source.listing._RENEW_SECONDS", 60)
     script, received = tmp_path / "server.py", tmp_path / "received"
     script.write_text(SUBSCRIBED)
     config = MCPClientConfig(

@@ -19,9 +19,9 @@ from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect_mcp
-from operations.mcp.failures import redactor_for
-from operations.mcp.stdio import Child, open_stdio
-from operations.server.running import running
+from operations.mcp.shared.failures import redactor_for
+from operations.mcp.source.stdio import Child, open_stdio
+from operations.server.http11.running import running
 
 
 async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:

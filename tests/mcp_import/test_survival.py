@@ -27,7 +27,7 @@ from tests.mcp_import.support import (
 from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
-from operations._resilience import FAILURES, CircuitOpenError
+from operations.base.retry import FAILURES, CircuitOpenError
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
 

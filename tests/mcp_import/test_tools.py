@@ -22,11 +22,11 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.channel import CallerChannel
+from operations.base.types import JSONObject
+from operations.contract.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.codec import META_KEY, export_spec
+from operations.mcp.shared.codec import META_KEY, export_spec
 from operations.server import create_app
-from operations.types import JSONObject
 
 READ = {
     "name": "read",

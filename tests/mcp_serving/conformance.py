@@ -20,16 +20,16 @@ from operations import (
     Schema,
     mcp_envelope,
 )
-from operations.envelopes import (
+from operations.base.types import JSONObject
+from operations.contract.envelopes import (
     ImageContent,
     MCPContentBlock,
     MCPResourceContent,
     ResourceContent,
     TextContent,
 )
-from operations.functions import Function
+from operations.contract.functions import Function
 from operations.mcp import list_roots, release_stream, to_mcp
-from operations.types import JSONObject
 
 PNG = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="

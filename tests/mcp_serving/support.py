@@ -16,7 +16,7 @@ from operations import (
     ResponseEnvelope,
     http_envelope,
 )
-from operations.server.protocol import HTTPProtocol
+from operations.server.http11.protocol import HTTPProtocol
 
 ERAS = ["legacy", "auto"]
 """The modes of the SDK's client: clients before 2026-07-28, and since."""

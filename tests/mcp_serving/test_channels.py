@@ -22,8 +22,8 @@ from tests.mcp_serving.support import ERAS, MODERN_META, error_of, modern_header
 from tests.server.asgi import Client as ASGIClient
 
 from operations import CallerChannel, Identity, OperationContext, OperationRegistry
-from operations.front import Front
 from operations.front.config import ServerConfig
+from operations.front.front import Front
 from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.caller import MCPCaller

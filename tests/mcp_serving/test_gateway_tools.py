@@ -16,7 +16,7 @@ from operations import (
     OperationType,
     Schema,
 )
-from operations.front import Front
+from operations.front.front import Front
 from operations.mcp import to_mcp
 from operations.mcp.serving.caller import MCPCaller
 from operations.openapi import HTTPServiceConfig, from_openapi

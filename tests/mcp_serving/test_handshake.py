@@ -16,13 +16,14 @@ from tests.mcp_serving.support import MODERN, MODERN_META, error_of, example, se
 from tests.mcp_serving.test_http import PLAIN, identify
 
 from operations import OperationContext, OperationRegistry, mcp_envelope
-from operations.envelopes import AudioContent, ResourceLink, TextContent
-from operations.front import Front
-from operations.front.limits import CLIENT_CHECK_SECONDS, Limits
+from operations.base.types import JSONObject
+from operations.contract.envelopes import AudioContent, ResourceLink, TextContent
+from operations.front.front import Front
+from operations.front.limits import Limits
+from operations.front.timing import CLIENT_CHECK_SECONDS
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
-from operations.types import JSONObject
 
 VERSIONS = pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", "2025-11-25"])
 BOTH = "application/json, text/event-stream"

@@ -27,9 +27,9 @@ from tests.mcp_serving.support import (
 )
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.base.types import JSONObject
 from operations.front.limits import Limits
 from operations.mcp import MCPClientConfig, connect_mcp, release_stream, to_mcp
-from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 

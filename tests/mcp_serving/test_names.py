@@ -9,7 +9,7 @@ from mcp import Client, MCPError
 from tests.mcp_serving.support import example, tool_names
 
 from operations import OperationRegistry, OperationSpec, OperationType
-from operations._text import TOOL_NAME, tool_name
+from operations.base.text import TOOL_NAME, tool_name
 from operations.mcp import to_mcp
 from operations.mcp.serving.catalog import specs_by_name
 

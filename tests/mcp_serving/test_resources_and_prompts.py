@@ -11,7 +11,7 @@ from tests.limits import time_limit
 from tests.mcp_serving.support import ERAS, PNG, example, tool_names
 
 from operations import Identity, OperationRegistry, http_envelope, mcp_envelope
-from operations.envelopes import MCPResourceContent, ResourceContent, TextContent
+from operations.contract.envelopes import MCPResourceContent, ResourceContent, TextContent
 from operations.mcp import RegistryServer, to_mcp
 
 BOTH = pytest.mark.parametrize("era", ERAS)

@@ -21,11 +21,11 @@ from operations import (
     Schema,
     http_envelope,
 )
+from operations.base.types import JSONObject, JSONSchema
+from operations.contract.specs import OutputPolicy
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.mcp.serving.tools import MISMATCH
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.specs import OutputPolicy
-from operations.types import JSONObject, JSONSchema
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 

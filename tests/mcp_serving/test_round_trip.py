@@ -23,12 +23,12 @@ from operations import (
     Schema,
     mcp_envelope,
 )
-from operations._text import tool_name
+from operations.base.text import tool_name
+from operations.base.types import JSONObject, JSONSchema
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.mcp.codec import restore_arguments, restore_envelope, restore_spec
-from operations.mcp.tools import tool_envelope
+from operations.mcp.shared.codec import restore_arguments, restore_envelope, restore_spec
+from operations.mcp.source.tools import tool_envelope
 from operations.server import create_app
-from operations.types import JSONObject, JSONSchema
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 

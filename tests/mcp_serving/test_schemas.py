@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from operations import OperationSpec, OperationType, Schema
-from operations.mcp.codec import (
+from operations.mcp.serving.tools import Tool, items_schema
+from operations.mcp.shared.codec import (
     EXACT_OUTPUT,
     META_KEY,
     WRAPPED,
@@ -15,7 +16,6 @@ from operations.mcp.codec import (
     restore_spec,
     with_alternative,
 )
-from operations.mcp.serving.tools import Tool, items_schema
 from operations.schema.references import possible_types, with_items
 
 TREE: dict[str, Any] = {

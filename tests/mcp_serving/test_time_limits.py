@@ -15,9 +15,10 @@ from tests.limits import scaled, time_limit
 from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations._resilience import TimeLimit
-from operations.channel import CallerChannel
-from operations.front.limits import CallTimeout, Limits, RequestTimeout
+from operations.base.time_limit import TimeLimit
+from operations.contract.channel import CallerChannel
+from operations.front.limits import Limits
+from operations.front.timing import CallTimeout, RequestTimeout
 from operations.mcp import to_mcp
 from operations.server import create_app
 from operations.tools import ToolConfig, configure_tools

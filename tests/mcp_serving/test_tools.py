@@ -23,10 +23,10 @@ from operations import (
     Schema,
     mcp_envelope,
 )
-from operations.envelopes import ImageContent, MCPContentBlock, TextContent, sniffed
+from operations.base.types import JSONObject
+from operations.contract.envelopes import ImageContent, MCPContentBlock, TextContent, sniffed
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.mcp.codec import DATA_KEY, META_KEY, WRAPPED
-from operations.types import JSONObject
+from operations.mcp.shared.codec import DATA_KEY, META_KEY, WRAPPED
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 

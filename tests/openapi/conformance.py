@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from tests.openapi.echo import Seen
 
-from operations.openapi.parameters import argument_names
+from operations.openapi.source.parameters import argument_names
 
 STYLES = Path(__file__).parents[3] / "shared" / "param-styles.json"
 NOTHING: Any = object()

@@ -17,16 +17,16 @@ from aiohttp import web
 from tests.openapi.serving import serving
 
 from operations import CallError, Operation, OperationRegistry, OperationType, Schema
-from operations._json import is_list, is_object, object_of
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
+from operations.base.json.values import is_list, is_object, object_of
+from operations.base.types import JSONSchema
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.diagnosis import Example, examples_of
-from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.schemas import Direction, SchemaConverter
-from operations.types import JSONSchema
+from operations.openapi.source.diagnosis import Example, examples_of
+from operations.openapi.source.parameters import template_names
 
 HARMLESS = frozenset({"stripped", "filled"})
 """The allowed changes to a value that is valid under its own schema."""

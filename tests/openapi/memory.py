@@ -15,7 +15,7 @@ from typing import Any
 
 import operations.openapi.reading.yaml  # noqa: F401 - imported before memory is measured
 from operations import OperationRegistry
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 
 CONFIG = HTTPServiceConfig(namespace="api", base_url="http://127.0.0.1")

@@ -21,12 +21,12 @@ from tests.limits import scaled
 from tests.servers import free_port
 
 from operations import CallError, OperationRegistry, OperationSpec, OperationType
-from operations._json import list_of, object_of
+from operations.base.json.values import list_of, object_of
+from operations.base.types import JSONObject
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document
 from operations.schema.outline import Outline
-from operations.types import JSONObject
 
 LISTENING = re.compile(rb"Prism is listening")
 

@@ -16,7 +16,7 @@ from tests.limits import time_limit
 from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations._resilience import retry_after
+from operations.base.retry import retry_after
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.tools import ToolConfig, configure_tools
 

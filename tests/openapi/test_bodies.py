@@ -11,17 +11,17 @@ from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported
 
 from operations import CallError, ErrorCode
-from operations.openapi.bodies import Payload, write_body
-from operations.openapi.parameters import (
+from operations.io.http.decoding import decoded
+from operations.openapi.reading.model import Media, Parameter
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.source.bodies import Payload, write_body
+from operations.openapi.source.parameters import (
     header_value,
     path_value,
     percent_reserved,
     query_pairs,
 )
-from operations.openapi.reading.model import Media, Parameter
-from operations.openapi.reading.references import References
-from operations.openapi.reading.schemas import SchemaConverter
-from operations.openapi.responses import decoded
 
 CHROMADB = Path(__file__).parent / "chromadb.json"
 """An excerpt of the document that ChromaDB serves."""

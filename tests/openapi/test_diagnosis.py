@@ -8,7 +8,7 @@ from tests.conftest import PROJECT
 
 from operations import Schema
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
-from operations.openapi.diagnosis import Diagnosis, accepts_nothing, diagnose
+from operations.openapi.source.diagnosis import Diagnosis, accepts_nothing, diagnose
 from operations.schema.plans import Plan
 
 DOCUMENTS = PROJECT.parent / "shared" / "openapi"

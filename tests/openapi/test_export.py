@@ -22,8 +22,8 @@ from operations import (
     from_schema,
 )
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.exporting import to_openapi
-from operations.openapi.exporting.components import (
+from operations.openapi.serving import to_openapi
+from operations.openapi.serving.components import (
     Components,
     has_definitions,
     item_schema,

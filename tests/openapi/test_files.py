@@ -17,10 +17,10 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.channel import CallerChannel
+from operations.contract.channel import CallerChannel
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 OCTETS: dict[str, Any] = {"application/octet-stream": {}}
 MULTIPART = {

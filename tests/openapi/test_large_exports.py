@@ -9,8 +9,8 @@ import pytest
 
 from operations import OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi_file
-from operations.openapi.exporting import to_openapi
-from operations.openapi.exporting.components import PREFIX
+from operations.openapi.serving import to_openapi
+from operations.openapi.serving.components import PREFIX
 
 SHARED = Path(__file__).parents[3] / "shared"
 LARGE = ["octokit__api.github.com.json"]

@@ -5,8 +5,8 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operations.openapi.parameters import argument_names
 from operations.openapi.reading.model import MAX_NAME, operation_names
+from operations.openapi.source.parameters import argument_names
 
 SAFE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 WORDS = st.sampled_from(

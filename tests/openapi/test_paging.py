@@ -16,7 +16,7 @@ from operations.openapi import (
     URLPaging,
     from_openapi,
 )
-from operations.openapi.paging import Page, Paging, value_at
+from operations.openapi.source.paging import Page, Paging, value_at
 
 ITEMS = list(range(7))
 

@@ -14,7 +14,7 @@ from tests.openapi.echo import Echo
 from tests.openapi.serving import document, serving
 
 from operations import OperationRegistry
-from operations.errors import CallError, DocumentError
+from operations.base.errors import CallError, DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file, from_openapi_url
 from operations.openapi.reading.files import decode_document
 

@@ -12,7 +12,7 @@ from tests.limits import scaled
 from tests.openapi.serving import document, serving
 
 from operations import OperationRegistry
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
 from operations.openapi import (
     HTTPServiceConfig,
     OpenAPIService,

@@ -10,7 +10,7 @@ from tests.openapi.serving import serving
 
 from operations import OperationRegistry
 from operations.openapi import BasicCredential, HTTPAuth, HTTPServiceConfig, from_openapi
-from operations.openapi.reflected import may_repeat, without_reflected
+from operations.openapi.source.reflected import may_repeat, without_reflected
 
 TOKEN = 'tok/en+with"odd<characters>&42'
 KEY = "key-0123456789abcdef"

@@ -16,7 +16,7 @@ from operations import (
 )
 from operations.openapi import HTTPServiceConfig, from_openapi, to_openapi
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 
 def original() -> OperationRegistry:

@@ -18,15 +18,15 @@ from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations._hosts import TrustedHosts, enforce_public, is_public, origin_of
+from operations.io.hosts import TrustedHosts, enforce_public, is_public, origin_of
+from operations.io.http.aiohttp import AiohttpTransport
+from operations.io.http.client import HTTPRequest
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.aiohttp_transport import AiohttpTransport
-from operations.openapi.parameters import query_pairs
 from operations.openapi.reading.model import Model, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
-from operations.openapi.request_plan import RequestPlan
-from operations.openapi.transport import HTTPRequest
+from operations.openapi.source.parameters import query_pairs
+from operations.openapi.source.request_plan import RequestPlan
 from operations.schema import Schema
 
 STRING = {"type": "string"}
@@ -369,7 +369,7 @@ async def test_a_server_that_only_the_document_names_gets_no_credential(
 async def test_a_limited_number_of_hosts_without_credentials_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.openapi.security._MAX_WARNED", 2)
+    monkeypatch.setattr("operations.openapi.source.security._MAX_WARNED", 2)
     security = from_openapi(
         document(), HTTPServiceConfig("api", headers={"X-Team": "x"})
     )._client.security

@@ -20,8 +20,8 @@ from operations.openapi import (
     RefreshToken,
     from_openapi,
 )
-from operations.openapi.config import credential_of
-from operations.openapi.security import TokenSource
+from operations.openapi.source.config import credential_of
+from operations.openapi.source.security import TokenSource
 
 
 def secured(scheme: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
 from operations.openapi import (
     HTTPRequest,
     HTTPServiceConfig,

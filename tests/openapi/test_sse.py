@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operations.errors import CallError, ErrorCode
-from operations.openapi.streaming import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
+from operations.base.errors import CallError, ErrorCode
+from operations.io.lines import JSONLinesDecoder
+from operations.io.sse import EventStreamDecoder, ServerSentEvent
 
 TABLE = Path(__file__).parents[3] / "shared" / "sse" / "cases.json"
 CASES: list[dict[str, Any]] = json.loads(TABLE.read_bytes())["cases"] if TABLE.exists() else []

@@ -355,7 +355,7 @@ async def test_an_error_while_resuming_a_lost_stream_is_raised() -> None:
 
 
 async def test_the_pauses_before_reconnecting_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.openapi.streaming.MAX_PAUSE", 0.02)
+    monkeypatch.setattr("operations.openapi.source.streaming.MAX_PAUSE", 0.02)
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:

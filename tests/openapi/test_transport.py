@@ -21,15 +21,15 @@ from tests.openapi.serving import document, imported, serving, writing
 from tests.proxies import Proxy, running_proxy
 
 from operations import CallError, ErrorCode, Identity, OperationContext
-from operations._hosts import TrustedHosts
-from operations._proxies import Proxies
-from operations._resilience import FAILURES
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
+from operations.base.retry import FAILURES
+from operations.io.hosts import TrustedHosts
+from operations.io.http.aiohttp import AiohttpTransport
+from operations.io.http.aiohttp import _call_error as failure
+from operations.io.http.client import HTTPRequest
+from operations.io.proxies import Proxies
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.aiohttp_transport import AiohttpTransport
-from operations.openapi.aiohttp_transport import _call_error as failure
-from operations.openapi.client import ServiceClient
-from operations.openapi.transport import HTTPRequest
+from operations.openapi.source.client import ServiceClient
 
 
 @pytest.fixture

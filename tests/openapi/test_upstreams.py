@@ -12,11 +12,12 @@ from tests.openapi.serving import document, imported, serving
 from tests.support import first_done, soon
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations._resilience import FAILURES, Bulkhead, CircuitBreaker, CircuitOpenError
+from operations.base.retry import FAILURES, CircuitBreaker, CircuitOpenError
+from operations.base.slots import Bulkhead
 from operations.front.limits import Limits
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:

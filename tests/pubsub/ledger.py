@@ -11,8 +11,8 @@ from time import time
 
 from tests.limits import time_limit
 
+from operations.base.errors import CallError
 from operations.calls import PendingRequestMap
-from operations.errors import CallError
 from operations.registry import OperationRegistry
 
 _PAUSE = 0.01

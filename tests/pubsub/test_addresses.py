@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.servers import Broker, NatsServer, RedisServer, running
 
-from operations.access import Identity
+from operations.base.errors import TransportError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import TransportError
+from operations.contract.access import Identity
 from operations.pubsub.nats import NatsConfig, connect_nats
 from operations.pubsub.redis import RedisConfig, connect_redis, connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket

@@ -32,9 +32,9 @@ from tests.servers import (
     running,
 )
 
+from operations.base.errors import TransportError
 from operations.calls import PendingRequestMap, serve_calls
 from operations.config import load_config
-from operations.errors import TransportError
 from operations.hub.opening import connect_broker
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis

@@ -17,7 +17,7 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
 
-from operations.errors import TransportError
+from operations.base.errors import TransportError
 from operations.pubsub.base import Delivery
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.nats import connect_nats

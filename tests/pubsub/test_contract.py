@@ -11,7 +11,7 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
-from operations.errors import NoReceiverError, TooLargeError
+from operations.base.errors import NoReceiverError, TooLargeError
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.nats import NatsTarget, connect_nats
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket

@@ -13,8 +13,8 @@ from nats.js.errors import NotFoundError
 from tests.pubsub.ledger import Ledger
 from tests.servers import Broker, NatsServer, running
 
+from operations.base.errors import ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import ErrorCode
 from operations.pubsub.nats import connect_nats
 
 pytestmark = pytest.mark.slow

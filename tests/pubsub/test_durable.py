@@ -21,9 +21,9 @@ from tests.pubsub.ledger import Ledger
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, proxy, running
 
+from operations.base.errors import CallError, ErrorCode, TransportError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.monitoring import monitor_group
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.calls.source.monitoring import monitor_group
 from operations.pubsub.base import Delivery
 from operations.pubsub.nats import connect_nats
 from operations.registry import OperationRegistry
@@ -492,7 +492,7 @@ async def test_r61_a_client_cannot_use_up_the_id_of_a_durable_request(
             await bob.publish(subject, b"{}", headers=headers)
             await bob.flush()
             await bob.close()
-            monkeypatch.setattr("operations.calls.sending.new_request_id", lambda: known)
+            monkeypatch.setattr("operations.calls.source.sending.new_request_id", lambda: known)
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=20)).data == 3
 
 

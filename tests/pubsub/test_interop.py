@@ -15,8 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
 from operations import OperationRegistry
+from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import CallError, ErrorCode
 from operations.pubsub.redis import connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from operations._resilience import LogThrottle
+from operations.base.logs import LogThrottle
 
 
 def test_the_same_thing_is_a_warning_once_a_minute() -> None:

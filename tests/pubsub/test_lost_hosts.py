@@ -10,9 +10,9 @@ from tests.calls.waiting import until
 from tests.pubsub.ledger import Ledger
 from tests.servers import Broker, NatsServer, proxy, running
 
+from operations.base.errors import CallError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.failure_detector import _ASK_EVERY
-from operations.errors import CallError
+from operations.calls.source.failure_detector import _ASK_EVERY
 from operations.pubsub.config import NatsConfig
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis.connection import KEEPALIVE, SILENCE
@@ -57,7 +57,7 @@ async def test_requests_do_not_go_to_a_worker_whose_host_is_lost(
 ) -> None:
     if not is_server_watching:
         # Then the callers detect that it does not respond.
-        monkeypatch.setattr("operations.calls.failure_detector._ASK_EVERY", 0.4)
+        monkeypatch.setattr("operations.calls.source.failure_detector._ASK_EVERY", 0.4)
     ledger = Ledger(tmp_path / "ledger", timeout=6)
     settings = 'ping_interval: "500ms"\nping_max: 1' if is_server_watching else "debug: false"
     with running(NatsServer(config=settings)) as broker:

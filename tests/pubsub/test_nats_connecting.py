@@ -21,8 +21,8 @@ from tests.calls.waiting import until
 from tests.limits import time_limit
 from tests.servers import Broker, NatsServer, free_port, proxy, running
 
+from operations.base.errors import TransportError
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import TransportError
 from operations.pubsub.base import Delivery, Receiver
 from operations.pubsub.nats import connect_nats
 

@@ -11,7 +11,7 @@ from tests.limits import time_limit
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, RedisServer, running
 
-from operations.errors import TransportError
+from operations.base.errors import TransportError
 from operations.pubsub.base import Delivery
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis import RedisTarget, connect_redis

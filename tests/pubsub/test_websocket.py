@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from operations.errors import NotSentError, TransportError
+from operations.base.errors import NotSentError, TransportError
 from operations.pubsub.base import Delivery
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.pubsub.websocket.target import BATCHES, WebSocketTarget

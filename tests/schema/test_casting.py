@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from operations._json import JSONValueError, to_json
+from operations.base.json.values import JSONValueError, to_json
 from operations.schema import CastPolicy, CastResult, Change, Schema
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 from operations.schema import Schema, from_schema
 
 CLOSED = {

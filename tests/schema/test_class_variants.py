@@ -13,8 +13,8 @@ import pytest
 import typing_extensions
 
 from operations import OperationRegistry, operation
-from operations._json import to_json
-from operations.errors import RegistrationError, SchemaError
+from operations.base.errors import RegistrationError, SchemaError
+from operations.base.json.values import to_json
 from operations.schema import ConversionError, converter_for, schema_for
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pytest
 import typing_extensions
 
 from operations import OperationRegistry, operation
-from operations.errors import CallError, RegistrationError
+from operations.base.errors import CallError, RegistrationError
 from operations.schema import ConversionError, converter_for, schema_for
 
 Amount = typing_extensions.TypeAliasType("Amount", decimal.Decimal)

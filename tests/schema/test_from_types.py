@@ -39,8 +39,8 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations._json import to_json
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
+from operations.base.json.values import to_json
 from operations.schema import ConversionError, converter_for, schema_for
 from operations.schema.explain import MAX_ISSUES
 

@@ -9,7 +9,7 @@ import pytest
 from tests.limits import processor_limit
 from tests.schema.material import Canary
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 from operations.schema import Schema, assert_is_schema
 from operations.schema.casting import CastPolicy
 from operations.schema.compiling import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES

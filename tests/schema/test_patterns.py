@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.limits import processor_limit
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 from operations.schema import Schema
 from operations.schema.compiling import MAX_LENGTH, is_linear, longest_text, text_test
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
-from operations._json import to_json
+from operations.base.json.values import to_json
 from operations.schema import CastPolicy, CompiledSchema, Schema
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.thorough import CreatingPass, Pass

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.schema.material import records
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 from operations.schema import CastResult, Change, Schema
 
 pytestmark = pytest.mark.skipif(not records("pairs"), reason="the casting records are not here")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 from operations.schema import Schema
 from operations.schema.references import ALL_TYPES, Document, possible_types
 

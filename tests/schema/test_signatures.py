@@ -14,7 +14,7 @@ import msgspec
 import pydantic
 import pytest
 
-from operations.errors import CallError, ErrorCode, RegistrationError
+from operations.base.errors import CallError, ErrorCode, RegistrationError
 from operations.schema import Signature, signature_of
 from operations.schema.python.annotations import parse_docstring
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations._json import MAX_DEPTH, TOO_LONG, JSONValueError, to_json
+from operations.base.json.values import MAX_DEPTH, TOO_LONG, JSONValueError, to_json
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import Pass

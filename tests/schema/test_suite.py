@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.schema.material import SUITE
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 from operations.schema import CastPolicy, Schema
 
 DRAFTS = {

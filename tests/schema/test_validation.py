@@ -2,7 +2,7 @@
 
 import pytest
 
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
 from operations.schema import (
     Schema,
     ValidationIssue,

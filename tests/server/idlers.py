@@ -15,7 +15,7 @@ import uvicorn
 
 from operations import OperationRegistry
 from operations.server import create_app
-from operations.server.running import build_server
+from operations.server.http11.running import build_server
 
 HALF = b"POST /test/run HTTP/1.1\r\nHost: loc"
 

@@ -20,7 +20,7 @@ from operations.mcp import MCPServerSettings, to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
 from operations.server.app import create_probe_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 pytestmark = pytest.mark.anyio
 

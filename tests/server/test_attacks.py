@@ -12,7 +12,7 @@ from tests.limits import scaled, time_limit
 
 from operations import Identity, OperationRegistry
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 ran: list[Any] = []
 
@@ -188,7 +188,7 @@ async def test_idle_and_half_open_connections_block_no_client() -> None:
 async def test_a_request_head_has_a_time_limit(
     first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.protocol.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.http11.protocol.HEAD_SECONDS", 0.2)
 
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -201,7 +201,7 @@ async def test_a_request_head_has_a_time_limit(
 async def test_a_second_request_on_a_connection_is_not_waited_for_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.server.protocol.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.http11.protocol.HEAD_SECONDS", 0.2)
 
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -15,8 +15,8 @@ from operations.front.limits import client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.identity import IdentityResolver
-from operations.server.running import running
+from operations.server.http11.running import running
+from operations.server.signin.identity import IdentityResolver
 
 pytestmark = pytest.mark.usefixtures("short_delay")
 

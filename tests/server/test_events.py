@@ -24,7 +24,7 @@ from operations import (
 )
 from operations.openapi import HTTPServiceConfig, from_openapi_url
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 
 def serving(handler: Any, **options: Any) -> Any:

@@ -20,7 +20,7 @@ from tests.servers import free_port
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.server import APIKeys, CredentialError, any_of, create_app, hash_key, new_key
-from operations.server.tokens import JWTs, default_identity
+from operations.server.signin.tokens import JWTs, default_identity
 
 ISSUER, AUDIENCE = "https://issuer.example", "https://api.example"
 
@@ -207,7 +207,7 @@ async def test_a_key_without_its_scheme_is_rejected_with_advice(sent: str, statu
 async def test_a_file_of_keys_is_read_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.identity._LOOK_AGAIN", 0)
+    monkeypatch.setattr("operations.server.signin.identity._LOOK_AGAIN", 0)
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({hash_key("old"): {"id": "alice", "scopes": ["secret"]}}))
     client = serving(APIKeys.from_file(path))
@@ -451,7 +451,7 @@ async def test_tokens_are_not_wrong_while_the_keys_of_their_issuer_cannot_be_rea
     with issuer(lambda: published[-1]) as client:
         during = [await client.get("/who/secret", headers=bearer(token())) for _ in range(30)]
         published.append(json.dumps(jwks()).encode())
-        monkeypatch.setattr("operations.server.tokens._PAUSE", 0.0)
+        monkeypatch.setattr("operations.server.signin.tokens._PAUSE", 0.0)
         after = await client.get("/who/secret", headers=bearer(token()))
 
     assert [response.status for response in during] == [503] * 30
@@ -486,11 +486,11 @@ async def test_keys_that_could_not_be_fetched_for_a_day_are_not_used(
     with issuer(lambda: published[-1]) as client:
         before = await client.get("/who/secret", headers=bearer(token()))
         published.append(b"down")
-        monkeypatch.setattr("operations.server.tokens._MAX_AGE", 0.0)
-        monkeypatch.setattr("operations.server.tokens._PAUSE", 0.0)
-        monkeypatch.setattr("operations.server.tokens._STALE_AGE", 0.0)
+        monkeypatch.setattr("operations.server.signin.tokens._MAX_AGE", 0.0)
+        monkeypatch.setattr("operations.server.signin.tokens._PAUSE", 0.0)
+        monkeypatch.setattr("operations.server.signin.tokens._STALE_AGE", 0.0)
         at_once = await client.get("/who/secret", headers=bearer(token()))
-        monkeypatch.setattr("operations.server.tokens._PAUSE", pause)
+        monkeypatch.setattr("operations.server.signin.tokens._PAUSE", pause)
         later = await client.get("/who/secret", headers=bearer(token()))
 
     assert [before.status, at_once.status, later.status] == [200, 503, 503]
@@ -499,8 +499,8 @@ async def test_keys_that_could_not_be_fetched_for_a_day_are_not_used(
 async def test_a_slow_issuer_delays_only_tokens_with_an_unknown_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.server.tokens._MAX_AGE", 0.0)
-    monkeypatch.setattr("operations.server.tokens._PAUSE", 0.0)
+    monkeypatch.setattr("operations.server.signin.tokens._MAX_AGE", 0.0)
+    monkeypatch.setattr("operations.server.signin.tokens._PAUSE", 0.0)
     fetched: list[bytes] = []
     release = Event()
 
@@ -560,7 +560,7 @@ async def test_sessions_end_after_a_time(console: bool, monkeypatch: pytest.Monk
     now = time.monotonic()
 
     assert (await client.get("/who/none", headers=sent)).status == 404
-    monkeypatch.setattr("operations.server.identity.monotonic", lambda: now + 9 * 3600)
+    monkeypatch.setattr("operations.server.signin.identity.monotonic", lambda: now + 9 * 3600)
 
     assert (await client.get("/who/secret", headers=sent)).status == 401
     assert (await client.get("/who/none", headers=sent)).status == 401

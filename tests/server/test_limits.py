@@ -11,13 +11,14 @@ from tests.server.asgi import Client
 from tests.support import first_done
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
+from operations.base.concurrency import ConcurrencyLimiter
+from operations.base.rates import RateLimiter
 from operations.calls import PendingRequestMap
-from operations.front.limits import ConcurrencyLimiter, RateLimiter
+from operations.contract.specs import ApprovalRule
 from operations.front.messages import read_body
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.running import running
-from operations.specs import ApprovalRule
+from operations.server.http11.running import running
 from operations.tools import ToolConfig, configure_tools
 
 

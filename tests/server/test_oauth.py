@@ -32,13 +32,13 @@ from tests.servers import free_port
 
 from operations import CallError, OperationContext, OperationRegistry
 from operations.__main__ import main
-from operations.front import Front
 from operations.front.config import ServerConfig
+from operations.front.front import Front
 from operations.hub import open_hub
 from operations.mcp import MCPClientConfig, OAuthLogin, connect_mcp, sign_in
 from operations.server import create_app
-from operations.server.running import running
-from operations.server.tokens import JWTs
+from operations.server.http11.running import running
+from operations.server.signin.tokens import JWTs
 
 
 def build() -> OperationRegistry:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from operations import Identity, OperationRegistry
 from operations.server import Limits, create_app
-from operations.server.protocol import HTTPProtocol
+from operations.server.http11.protocol import HTTPProtocol
 
 HEAD = b"POST /test/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"

@@ -10,7 +10,7 @@ from tests.server.asgi import Client
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.authority.grants import Grants
-from operations.observe import CallGraph
+from operations.recorder.graph import CallGraph
 from operations.server import APIKeys, create_app, credential_resolver, hash_key
 from operations.server.system import MAX_CALLS
 

@@ -8,10 +8,10 @@ from openapi_spec_validator import validate
 from tests.server.asgi import Client
 
 from operations import Identity, OperationRegistry
-from operations.errors import TransportError
+from operations.base.errors import TransportError
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 ALICE = {"authorization": "Bearer k"}
 KEYS = APIKeys({hash_key("k"): Identity("alice", ["secret"])})

@@ -12,7 +12,7 @@ from tests.limits import time_limit
 
 from operations import Identity, OperationRegistry
 from operations.server import Limits, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 HEAD = b"POST /test/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -77,7 +77,7 @@ async def test_a_flood_of_trailers_ends_the_connection(flood: bytes) -> None:
 
 @pytest.mark.requirement("R55", "R18")
 async def test_an_unread_body_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.server.protocol.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.http11.protocol.BODY_SECONDS", 0.2)
     async with serving() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         # The path does not exist: the response is sent at once, and the body ignored.
@@ -115,7 +115,7 @@ async def test_unread_responses_are_limited_and_hold_their_slots() -> None:
 
 @pytest.mark.requirement("R58")
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.http11.exchange.SEND_SECONDS", 0.2)
     async with serving() as (port, front):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b'{"size": 20000000}'

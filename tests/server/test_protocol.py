@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.hub.test_the_file_covers_the_product import make_certificate
 from tests.limits import time_limit
 
-from operations.server.protocol import HTTPProtocol
-from operations.server.running import running
+from operations.server.http11.protocol import HTTPProtocol
+from operations.server.http11.running import running
 
 GET = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CLOSE = b"GET /%b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -382,7 +382,7 @@ async def test_a_connection_ends_soon_after_an_early_response(
         await send(plain((b"content-length", b"5"), (b"connection", b"close"), status=413))
         await send(part(b"large"))
 
-    monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 600)
+    monkeypatch.setattr("operations.server.http11.protocol.DISCARD_SECONDS", 600)
     make_certificate(tmp_path)
     certificate, key = str(tmp_path / "server.pem"), str(tmp_path / "key.pem")
     tls = ssl.create_default_context(cafile=certificate)
@@ -433,7 +433,7 @@ async def test_the_rest_of_a_body_is_not_read_for_long(monkeypatch: pytest.Monke
         await send(plain((b"content-length", b"0"), (b"connection", b"close"), status=413))
         await send(part(b""))
 
-    monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 0.1)
+    monkeypatch.setattr("operations.server.http11.protocol.DISCARD_SECONDS", 0.1)
     async with serving(early) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n")
@@ -458,9 +458,9 @@ async def test_the_rest_of_a_body_does_not_delay_a_shutdown(
 
     leave = HTTPProtocol.shutdown
     monkeypatch.setattr(HTTPProtocol, "shutdown", shut_down)
-    monkeypatch.setattr("operations.server.protocol.LINGER_SECONDS", 2)
-    monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 600)
-    monkeypatch.setattr("operations.server.running.GRACE", 600)
+    monkeypatch.setattr("operations.server.http11.protocol.LINGER_SECONDS", 2)
+    monkeypatch.setattr("operations.server.http11.protocol.DISCARD_SECONDS", 600)
+    monkeypatch.setattr("operations.server.http11.running.GRACE", 600)
     with time_limit(14):
         async with serving(early) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -663,10 +663,10 @@ async def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read
         await send(plain((b"content-length", b"50000000")))
         await send(part(b"x" * 50_000_000))
 
-    monkeypatch.setattr("operations.server.running.HTTPProtocol", Watched)
-    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.http11.running.HTTPProtocol", Watched)
+    monkeypatch.setattr("operations.server.http11.exchange.SEND_SECONDS", 0.2)
     # The application need not wait, as with a response that is smaller than the limit.
-    monkeypatch.setattr("operations.server.exchange.WRITE_BUFFER", 100_000_000)
+    monkeypatch.setattr("operations.server.http11.exchange.WRITE_BUFFER", 100_000_000)
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CLOSE % b"")
@@ -683,7 +683,7 @@ async def test_a_client_that_reads_slowly_stays_connected(monkeypatch: pytest.Mo
         await send(plain((b"content-length", b"%d" % size)))
         await send(part(b"x" * size))
 
-    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 2.0)
+    monkeypatch.setattr("operations.server.http11.exchange.SEND_SECONDS", 2.0)
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=100_000)
         writer.write(CLOSE % b"")
@@ -770,7 +770,7 @@ async def test_a_large_body_is_read_as_the_application_asks_for_it() -> None:
 async def test_a_request_that_crosses_a_shutdown_gets_its_response(
     before: bytes, after: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.protocol.LINGER_SECONDS", 60)
+    monkeypatch.setattr("operations.server.http11.protocol.LINGER_SECONDS", 60)
     stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def serve() -> None:

@@ -30,13 +30,13 @@ from tests.server.sse import events_of
 from tests.servers import BIN, free_port, wait_for_port
 
 from operations import Identity, OperationContext, OperationRegistry
+from operations.base.errors import TransportError
 from operations.calls import PendingRequestMap
-from operations.errors import TransportError
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.openapi import HTTPServiceConfig, from_openapi_url
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 NGINX = """

@@ -19,14 +19,14 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.openapi.exporting import to_openapi
+from operations.openapi.serving import to_openapi
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 importing = pytest.importorskip(
-    "operations.openapi.service", reason="nothing here imports documents"
+    "operations.openapi.source.service", reason="nothing here imports documents"
 )
-config = pytest.importorskip("operations.openapi.config")
+config = pytest.importorskip("operations.openapi.source.config")
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,6}[A-Za-z0-9]", fullmatch=True)
 VALUES = st.recursive(

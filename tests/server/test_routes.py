@@ -24,9 +24,9 @@ from operations import (
     http_envelope,
     mcp_envelope,
 )
-from operations.envelopes import TextContent
+from operations.contract.envelopes import TextContent
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.running import running
+from operations.server.http11.running import running
 
 KEYS = APIKeys(
     {hash_key("k-alice"): Identity("alice", ["write"]), hash_key("k-bob"): Identity("bob")}

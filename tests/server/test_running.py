@@ -26,8 +26,14 @@ from operations.front.config import ListenConfig, MCPServerSettings
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app
-from operations.server import running as running_module
-from operations.server.running import InsecureBindError, build_server, is_loopback, listen, running
+from operations.server.http11 import running as running_module
+from operations.server.http11.running import (
+    InsecureBindError,
+    build_server,
+    is_loopback,
+    listen,
+    running,
+)
 
 
 @pytest.mark.requirement("R22")
@@ -419,7 +425,7 @@ _LIMITED = """
 import asyncio, logging, resource
 from operations import OperationRegistry
 from operations.server import create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 async def main():
     async with running(create_app(OperationRegistry())) as url:

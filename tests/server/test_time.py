@@ -17,9 +17,9 @@ from tests.limits import scaled, time_limit
 from tests.mcp_serving.support import MODERN_META, modern_headers
 
 from operations import OperationContext, OperationRegistry
-from operations.front.limits import RequestTimeout
+from operations.front.timing import RequestTimeout
 from operations.server import Limits, create_app
-from operations.server.running import running
+from operations.server.http11.running import running
 
 Serving = tuple[str, aiohttp.ClientSession]
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from operations import OperationContext, OperationRegistry, telemetry
-from operations._pipeline.plan import BUCKETS, MAX_CODES, MAX_REMOVED, UNKNOWN
-from operations.envelopes import mcp_envelope
-from operations.errors import CallError
+from operations import OperationContext, OperationRegistry
+from operations.base.errors import CallError
+from operations.contract.envelopes import mcp_envelope
+from operations.registry.counters import BUCKETS, MAX_CODES, MAX_REMOVED, UNKNOWN
 from operations.telemetry import CallMetrics
+from operations.telemetry import metrics as telemetry
 
 
 async def test_calls_items_and_failures_are_counted(registry: OperationRegistry) -> None:

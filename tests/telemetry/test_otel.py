@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from tests.server.asgi import Client
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
-from operations._pipeline.plan import BUCKETS
+from operations.registry.counters import BUCKETS
 from operations.server import create_app
 from operations.telemetry.otel import instrument
 from operations.telemetry.otlp import exporting

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.errors import OperationsError
+from operations.base.errors import OperationsError
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app
 from operations.testing import FakeUpstream, RegistryUnderTest

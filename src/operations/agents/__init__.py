@@ -20,10 +20,6 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import JSONValueError, to_json
-from operations._patterns import Patterns
-from operations._text import enforce_lists, suggestion, tool_name
-from operations.access import Identity, access_denied
 from operations.agents.providers import (
     PROVIDER_LIMITS,
     Block,
@@ -38,30 +34,34 @@ from operations.agents.providers import (
     read_arguments,
     read_call,
 )
-from operations.channel import CallerChannel
-from operations.context import OperationContext, may_call, new_request_id
-from operations.envelopes import (
-    ImageContent,
-    MCPResponseMeta,
-    ResponseEnvelope,
-    TextContent,
-    sniffed,
-)
-from operations.errors import (
+from operations.base.errors import (
     CallError,
     ErrorCode,
     MissingExtraError,
     map_error,
     operation_not_found,
 )
+from operations.base.json.values import JSONValueError, to_json
+from operations.base.patterns import Patterns
+from operations.base.text import enforce_lists, suggestion, tool_name
+from operations.base.types import JSONObject
+from operations.contract.access import Identity, access_denied
+from operations.contract.channel import CallerChannel
+from operations.contract.context import OperationContext, may_call, new_request_id
+from operations.contract.envelopes import (
+    ImageContent,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    TextContent,
+    sniffed,
+)
+from operations.contract.events import CallEvent, CallFinished, CallStarted
+from operations.contract.functions import operation, operations_of
+from operations.contract.specs import OperationSpec, OperationType, describable
 from operations.front.public_errors import public_error
 from operations.front.search import Gateway
-from operations.functions import operation, operations_of
-from operations.observe import CallEvent, CallFinished, CallStarted
-from operations.registry import OperationRegistry
-from operations.result_pages import NEXT, ResultPages, next_operation
-from operations.specs import OperationSpec, OperationType, describable
-from operations.types import JSONObject
+from operations.registry.registry import OperationRegistry
+from operations.tools.pages import NEXT, ResultPages, next_operation
 
 __all__ = ["Loss", "Step", "Toolbox", "Transcript", "provider_tools"]
 

@@ -24,14 +24,14 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES, object_of
-from operations._text import tool_name
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.decoding import decode_json
+from operations.base.json.values import MAX_REQUEST_VALUES, object_of
+from operations.base.text import tool_name
+from operations.base.types import JSONObject
+from operations.contract.specs import OperationSpec, OperationType
 from operations.schema.outline import Outline
 from operations.schema.references import with_items
-from operations.specs import OperationSpec, OperationType
-from operations.types import JSONObject
 
 Provider: TypeAlias = Literal["openai", "anthropic", "gemini"]
 Report: TypeAlias = Callable[[str, str], None]

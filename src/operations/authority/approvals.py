@@ -21,10 +21,6 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from operations._clock import clock, settled
-from operations._json import MAX_DEPTH, WRAPPING_DEPTH, canonical, nests_within, pointer
-from operations._resilience import lent_slot
-from operations.access import Rules, access_denied
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
 from operations.authority.queue import (
@@ -38,13 +34,19 @@ from operations.authority.queue import (
     ApprovalQueue,
     Id,
 )
-from operations.authority.store import Signal, Store, StoreError
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
-from operations.functions import operation
+from operations.base.clock import clock, settled
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import MAX_DEPTH, WRAPPING_DEPTH, canonical, nests_within, pointer
+from operations.base.slots import lent_slot
+from operations.base.types import JSONObject
+from operations.contract.access import access_denied
+from operations.contract.context import OperationContext
+from operations.contract.functions import operation
+from operations.contract.grant import Rules
+from operations.contract.specs import ApprovalRule, Operation, OperationSpec
 from operations.schema import CheckedForm, CheckedInput, Place
-from operations.specs import ApprovalRule, Operation, OperationSpec
-from operations.types import JSONObject
+from operations.store.contract import StoreError
+from operations.store.state import Signal, Store
 
 MAX_WAITING: Final = 1_000
 """The largest number of calls that wait for an answer; further calls end with `APPROVAL_REQUIRED` at once."""

@@ -22,21 +22,14 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from operations._clock import is_over, settled
-from operations.access import (
-    Block,
-    Grant,
-    GrantOrigin,
-    Identity,
-    Name,
-    TokenPart,
-    has_valid_credential,
-    secret_key,
-)
-from operations.authority.store import LoopLocks, Store, StoreError
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
-from operations.types import JSONObject
+from operations.base.clock import is_over, settled
+from operations.base.errors import CallError, ErrorCode, ExpiredError, OperationsError
+from operations.base.types import JSONObject
+from operations.contract.access import Identity, has_valid_credential
+from operations.contract.context import OperationContext
+from operations.contract.grant import Block, Grant, GrantOrigin, Name, TokenPart, secret_key
+from operations.store.contract import StoreError
+from operations.store.state import LoopLocks, Store
 
 PREFIX: Final = "opg1."
 """The prefix of every token."""

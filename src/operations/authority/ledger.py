@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from operations._clock import clock
-from operations._json import canonical
-from operations._resilience import LogThrottle
-from operations.access import secret_key
-from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, OperationsError
-from operations.types import JSONObject
+from operations.base.clock import clock
+from operations.base.errors import CallError, ErrorCode, OperationsError
+from operations.base.json.values import canonical
+from operations.base.logs import LogThrottle
+from operations.base.types import JSONObject
+from operations.contract.context import OperationContext
+from operations.contract.grant import secret_key
 
 if sys.platform != "win32":
     import fcntl

@@ -17,10 +17,11 @@ import msgspec
 from msgspec import UNSET, Meta
 from msgspec.structs import replace
 
-from operations._clock import is_over, settled
-from operations._text import counted
-from operations.authority.store import LoopLocks, Store, StoreError
-from operations.errors import CallError, ErrorCode
+from operations.base.clock import is_over, settled
+from operations.base.errors import CallError, ErrorCode
+from operations.base.text import counted
+from operations.store.contract import StoreError
+from operations.store.state import LoopLocks, Store
 
 SCOPE: Final = "approvals:answer"
 """The scope for listing and answering approvals; a rule may require an additional scope."""

@@ -5,15 +5,15 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeAlias
 
-from operations.calls.client import PendingRequestMap
-from operations.calls.events import CallRequested
-from operations.calls.jobs import WorkerConfig
-from operations.calls.remote import RemoteConfig, RemoteService, from_calls
-from operations.calls.worker import CallServer, serve_calls
+from operations.calls.protocol.events import CallRequested
+from operations.calls.serving.jobs import WorkerConfig
+from operations.calls.serving.worker import CallServer, serve_calls
+from operations.calls.source.client import PendingRequestMap
+from operations.calls.source.remote import RemoteConfig, RemoteService, from_calls
+from operations.contract.wire import CALL_EVENT_SCHEMAS
 from operations.front.credentials import CredentialResolver
-from operations.observe import CallGraph, CallRecord, read_graph, render_tree
-from operations.protocol import CALL_EVENT_SCHEMAS
-from operations.registry import OperationRegistry
+from operations.recorder.graph import CallGraph, CallRecord, read_graph, render_tree
+from operations.registry.registry import OperationRegistry
 
 __all__ = [
     "CALL_EVENT_SCHEMAS",

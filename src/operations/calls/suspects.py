@@ -19,8 +19,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from operations.calls.jobs import Job
-from operations.calls.states import PendingCall
+from operations.calls.protocol.states import PendingCall
+from operations.calls.serving.jobs import Job
 
 HOLD_SECONDS = 5.0
 """The longest time in seconds for which a suspect delays the other calls of its worker."""

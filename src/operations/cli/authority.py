@@ -15,9 +15,6 @@ from cyclopts import App, Parameter
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
-from operations._patterns import Patterns as PatternSet
-from operations._text import counted, printable, visible, visible_json
-from operations.access import Identity
 from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
 from operations.authority.approvals import Approvals
@@ -25,6 +22,9 @@ from operations.authority.grants import PREFIX, BlockOptions
 from operations.authority.ledger import LedgerError
 from operations.authority.ledger import verify as verified
 from operations.authority.queue import MAX_PAGE
+from operations.base.errors import OperationsError
+from operations.base.patterns import Patterns as PatternSet
+from operations.base.text import counted, printable, visible, visible_json
 from operations.cli.call import confirm
 from operations.cli.options import (
     DEFAULTS,
@@ -37,8 +37,8 @@ from operations.cli.options import (
     local_time,
 )
 from operations.config import ConfigFile
-from operations.context import OperationContext
-from operations.errors import OperationsError
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
 from operations.hub.journal import recall_ids
 from operations.hub.opening import grants_of, ledgers_of, opened_authority
 

@@ -22,11 +22,11 @@ import msgspec
 from cyclopts import CycloptsError, Parameter
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from operations._json import is_object
-from operations._pipeline.streams import Subscription
-from operations._tasks import receives_signals
-from operations._text import counted, printable
-from operations.channel import CallerChannel
+from operations.base.errors import CallError, SchemaError
+from operations.base.json.values import is_object
+from operations.base.tasks import receives_signals
+from operations.base.text import counted, printable
+from operations.base.types import JSONObject
 from operations.cli.inputs import read_input, typed
 from operations.cli.lookup import caller
 from operations.cli.options import (
@@ -45,21 +45,21 @@ from operations.cli.options import (
     open_session,
     styled,
 )
-from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, SchemaError
-from operations.front import Front
+from operations.contract.channel import CallerChannel
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.specs import OperationType
 from operations.front.config import ServerConfig
+from operations.front.front import Front
 from operations.front.limits import call_seconds, caller_key
 from operations.front.public_errors import public_error
 from operations.hub import Hub, SourceFilter
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.source import limits_of
-from operations.observe import spans
+from operations.recorder.graph import spans
+from operations.registry.streams import Subscription
 from operations.schema import Schema
 from operations.schema.outline import Outline
-from operations.specs import OperationType
-from operations.types import JSONObject
 
 
 @command

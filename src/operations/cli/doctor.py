@@ -12,20 +12,21 @@ import anyio
 from cyclopts import Parameter
 
 from operations import __version__
-from operations._text import counted
+from operations.base.errors import DocumentError, OperationsError
+from operations.base.text import counted
 from operations.calls import PendingRequestMap
 from operations.cli.call import read_answer
 from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
-from operations.errors import DocumentError, OperationsError
+from operations.contract.events import add_counts
 from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.opening import Access, connect_broker, opened_authority, worker_config
-from operations.observe import CallRecord, add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
-from operations.openapi.diagnosis import diagnose
+from operations.openapi.source.diagnosis import diagnose
+from operations.recorder.graph import CallRecord
 
 State = Literal["ok", "warning", "failed"]
 Report = Callable[[str, State, str], None]

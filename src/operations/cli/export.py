@@ -19,10 +19,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from operations._json import object_of
-from operations._references import Scopes
-from operations._text import counted, numbered_name, suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.references import Scopes
+from operations.base.json.values import object_of
+from operations.base.text import counted, numbered_name, suggestion, tool_name
+from operations.base.types import JSONObject
 from operations.cli.lookup import caller
 from operations.cli.options import (
     DEFAULTS,
@@ -34,14 +36,12 @@ from operations.cli.options import (
     first_line,
     open_session,
 )
-from operations.errors import CallError, ErrorCode
+from operations.contract.specs import OperationSpec, OperationType, describable
 from operations.front.search import visible_specs
 from operations.hub import Hub
 from operations.openapi import to_openapi
 from operations.schema import Schema
 from operations.schema.outline import Outline
-from operations.specs import OperationSpec, OperationType, describable
-from operations.types import JSONObject
 
 Format = Literal["openapi", "openai", "anthropic", "gemini", "mcp", "python"]
 

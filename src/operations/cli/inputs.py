@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from operations._decoding import decode_json
-from operations._files import expanded
-from operations._json import (
+from operations.base.errors import CallError, invalid_argument
+from operations.base.files import expanded
+from operations.base.json.decoding import decode_json
+from operations.base.json.values import (
     WRAPPING_DEPTH,
     JSONLimitError,
     JSONValueError,
@@ -30,11 +31,10 @@ from operations._json import (
     kind_of,
     pointer,
 )
-from operations.errors import CallError, invalid_argument
+from operations.base.types import JSONObject
 from operations.front.limits import Limits
 from operations.front.public_errors import too_large
 from operations.schema.outline import Outline
-from operations.types import JSONObject
 
 _PAIR = re.compile(r"(?P<key>[^=:{\[\"][^=:{\"]*?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

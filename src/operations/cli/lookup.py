@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from rich.padding import Padding
 from rich.tree import Tree
 
-from operations._text import counted, printable, visible
-from operations.access import AccessControl
+from operations.base.errors import OperationsError
+from operations.base.text import counted, printable, visible
+from operations.base.types import JSONObject
 from operations.cli.options import (
     DEFAULTS,
     POSITIVE,
@@ -24,15 +25,14 @@ from operations.cli.options import (
     open_session,
     styled,
 )
-from operations.context import OperationContext
-from operations.errors import OperationsError
+from operations.contract.access import AccessControl
+from operations.contract.context import OperationContext
+from operations.contract.specs import OperationSpec, OperationType
 from operations.front.search import Gateway
 from operations.hub import Hub, Source, SourceFilter
 from operations.hub.opening import sources_of
 from operations.hub.source import Kind
 from operations.schema.outline import Outline
-from operations.specs import OperationSpec, OperationType
-from operations.types import JSONObject
 
 
 @command

@@ -34,9 +34,11 @@ from rich.highlighter import JSONHighlighter
 from rich.style import Style
 from rich.text import Text
 
-from operations._json import list_of, object_of, to_json
-from operations._tasks import exit_on_termination
-from operations._text import counted, printable, visible, visible_json
+from operations.base.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
+from operations.base.json.values import list_of, object_of, to_json
+from operations.base.tasks import exit_on_termination
+from operations.base.text import counted, printable, visible, visible_json
+from operations.base.types import JSONObject
 from operations.config import (
     FILE_NAME,
     ConfigError,
@@ -45,12 +47,10 @@ from operations.config import (
     find_config,
     load_config,
 )
-from operations.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
+from operations.contract.specs import describable
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
 from operations.hub.journal import recall_ids, remember_ids
-from operations.specs import describable
-from operations.telemetry import LogConfig, LogFormatter
-from operations.types import JSONObject
+from operations.recorder.logs import LogConfig, LogFormatter
 
 T = TypeVar("T")
 

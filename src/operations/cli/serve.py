@@ -6,14 +6,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from operations._tasks import shutdown_event
-from operations._text import counted
+from operations.base.tasks import shutdown_event
+from operations.base.text import counted
 from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_session, settle
 from operations.config import ConfigFile
-from operations.hub import Hub, serving
-from operations.hub.controls import following
+from operations.hub import Hub
+from operations.hub import app as serving
 from operations.hub.journal import writing_logs
-from operations.server.running import GRACE, is_loopback, listen
+from operations.hub.reloading import following
+from operations.server.http11.running import GRACE, is_loopback, listen
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 from rich.text import Text
 
-from operations._json import object_of
-from operations._mcp_config import decode_commented
-from operations._text import counted, suggestion, visible
+from operations.base.errors import OperationsError
+from operations.base.json.values import object_of
+from operations.base.text import counted, suggestion, visible
 from operations.cli import GROUPS, build_app
 from operations.cli.options import (
     DEFAULTS,
@@ -40,10 +40,10 @@ from operations.config import (
     parse_config,
 )
 from operations.config.model import TraceEntry
-from operations.errors import OperationsError
+from operations.contract.specs import OperationSpec
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
 from operations.hub.opening import client_config, sources_of
-from operations.specs import OperationSpec
+from operations.mcp.config import decode_commented
 
 Kind = Literal["openapi", "mcp", "modules", "broker"]
 

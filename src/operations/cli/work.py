@@ -10,12 +10,14 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 from msgspec import to_builtins
 
-from operations._tasks import shutdown_event
-from operations._text import counted, suggestion
+from operations.base.errors import OperationsError
+from operations.base.tasks import shutdown_event
+from operations.base.text import counted, suggestion
+from operations.base.types import JSONObject
 from operations.calls import CallServer, serve_calls
-from operations.calls.jobs import WorkerConfig
-from operations.calls.monitoring import GroupMonitor, GroupReport, monitor_group
-from operations.calls.remote import RemoteConfig
+from operations.calls.serving.jobs import WorkerConfig
+from operations.calls.source.monitoring import GroupMonitor, GroupReport, monitor_group
+from operations.calls.source.remote import RemoteConfig
 from operations.cli.options import (
     DEFAULTS,
     PORT,
@@ -31,13 +33,11 @@ from operations.cli.options import (
 )
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry, WorkEntry
-from operations.errors import OperationsError
 from operations.hub import Hub, SourceFilter
-from operations.hub.controls import following
 from operations.hub.journal import writing_logs
 from operations.hub.opening import connect_broker, worker_config
+from operations.hub.reloading import following
 from operations.hub.source import limits_of
-from operations.types import JSONObject
 
 
 @command
@@ -124,7 +124,7 @@ async def _shown(
     if entry is None and host is None and port is None:
         yield None
         return
-    from operations.hub import serving  # noqa: PLC0415 - needs an extra
+    from operations.hub import app as serving  # noqa: PLC0415 - needs an extra
 
     config = serving.listen_config(hub.file, host, port, entry or WorkEntry())
     async with monitor_group(worker.target, worker.group) as monitor:

@@ -12,13 +12,13 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
-from operations._files import expanded, read_small
-from operations._json import is_list, is_object, object_of, unescape
-from operations._mcp_config import read_servers
+from operations.base.files import expanded, read_small
+from operations.base.json.values import is_list, is_object, object_of, unescape
+from operations.base.types import JSONObject
 from operations.config.checks import ConfigError, ConfigIssue, KeyLines, Wording, check, written
 from operations.config.model import Config, Entry, config_schema, entries_of
-from operations.types import JSONObject
+from operations.contract.options import Builder, KeyPath, Secret, keys_of, secrets_of
+from operations.mcp.config import read_servers
 
 __all__ = [
     "Config",

@@ -17,7 +17,13 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from operations._derive import (
+from operations.base.errors import OperationsError, SchemaError
+from operations.base.json.references import followed
+from operations.base.json.values import is_list, is_object, object_of
+from operations.base.text import suggestion
+from operations.base.types import JSONObject
+from operations.config import model
+from operations.contract.options import (
     Builder,
     ConfigKeyError,
     Secret,
@@ -26,16 +32,10 @@ from operations._derive import (
     located,
     secrets_of,
 )
-from operations._derive import KeyPath as Path
-from operations._json import is_list, is_object, object_of
-from operations._references import followed
-from operations._text import suggestion
-from operations.config import model
-from operations.errors import OperationsError, SchemaError
+from operations.contract.options import KeyPath as Path
+from operations.contract.specs import NAMESPACE
 from operations.schema import ValidationIssue, assert_is_schema
-from operations.specs import NAMESPACE
-from operations.tools import is_pattern
-from operations.types import JSONObject
+from operations.tools.settings import is_pattern
 
 # ------------------------------------------------------------ line numbers of keys
 

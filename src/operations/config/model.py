@@ -12,19 +12,21 @@ from typing import Annotated, Any, ClassVar, cast
 
 from msgspec import Meta
 
-from operations._derive import Derived, KeyPath, Secret, file_class, keys_of
-from operations._mcp_config import MCPClientConfig
-from operations.access import Identity
-from operations.calls.jobs import WorkerConfig
-from operations.calls.remote import RemoteConfig
+from operations.base.types import Count, FunctionName, JSONObject, Names, Seconds
+from operations.calls.serving.jobs import WorkerConfig
+from operations.calls.source.remote import RemoteConfig
+from operations.contract.access import Identity
+from operations.contract.options import Derived, KeyPath, Secret, file_class, keys_of
+from operations.contract.specs import OutputPolicy
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.limits import Limits
+from operations.mcp.config import MCPClientConfig
 from operations.pubsub.config import NatsConfig, RedisConfig
+from operations.recorder.audit import AuditConfig
+from operations.recorder.logs import LogConfig
 from operations.schema import Schema, schema_for
-from operations.specs import OutputPolicy
-from operations.telemetry import AuditConfig, LogConfig, TelemetryConfig
-from operations.tools import ToolConfig
-from operations.types import Count, FunctionName, JSONObject, Names, Seconds
+from operations.telemetry.config import TelemetryConfig
+from operations.tools.config import ToolConfig
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 REDIS_SCHEMES = (
@@ -36,7 +38,7 @@ _IS_TABLE = {"namespace": "the name of the table"}
 
 
 def _http_service() -> tuple[type, ...]:
-    from operations.openapi.config import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
+    from operations.openapi.source.config import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
 
     return (HTTPServiceConfig,)
 

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from operations._derive import ELSEWHERE
-from operations._hosts import LOOPBACK
-from operations._text import Disclosure, NameStyle, enforce_lists, suggestion
-from operations.access import Identity
+from operations.base.text import Disclosure, NameStyle, enforce_lists, suggestion
+from operations.base.types import Count, JSONObject, Seconds
+from operations.contract.access import Identity
+from operations.contract.options import ELSEWHERE
 from operations.front.credentials import CredentialResolver
 from operations.front.limits import Limits
-from operations.types import Count, JSONObject, Seconds
+from operations.io.guard import LOOPBACK
 
 ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 Resolver: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]

@@ -10,12 +10,14 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeAlias, cast
 
-from operations._resilience import LogThrottle
-from operations._text import printable
-from operations.access import Identity, with_check
 from operations.authority.grants import has_expired
-from operations.errors import CallError, ErrorCode, ExpiredError, OperationsError
-from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter, site_prefix
+from operations.base.concurrency import ConcurrencyLimiter
+from operations.base.errors import CallError, ErrorCode, ExpiredError, OperationsError
+from operations.base.logs import LogThrottle
+from operations.base.rates import REMEMBERED, RateLimiter
+from operations.base.text import printable
+from operations.contract.access import Identity, with_check
+from operations.front.limits import Limits, site_prefix
 
 logger = logging.getLogger("operations")
 

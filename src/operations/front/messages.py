@@ -10,25 +10,29 @@ Rule 4: a chunked request is rejected (411) under a server that may append trail
 """
 
 import json
-import logging
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 
-from operations import _decoding
-from operations._decoding import enforce_bounds
-from operations._hosts import HostRules
-from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError
-from operations._resilience import wanted_pause
-from operations.access import Identity
-from operations.context import new_request_id
-from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
-from operations.errors import CallError, ErrorCode
-from operations.front.limits import App, Limits, Message, Receive, Scope, Send
+from operations.base.errors import CallError
+from operations.base.json import decoding as _decoding
+from operations.base.json.decoding import enforce_bounds
+from operations.base.json.values import WRAPPING_DEPTH, JSONLimitError, JSONValueError
+from operations.base.retry import wanted_pause
+from operations.base.types import JSONObject
+from operations.contract.access import Identity
+from operations.contract.context import new_request_id
+from operations.contract.envelopes import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    ResponseMeta,
+)
+from operations.contract.specs import OperationSpec
+from operations.front.limits import Limits
 from operations.front.public_errors import (
     CLOSE,
     ClientDisconnectedError,
@@ -40,8 +44,7 @@ from operations.front.public_errors import (
     too_large,
     unsupported,
 )
-from operations.specs import OperationSpec
-from operations.types import JSONObject
+from operations.front.timing import Message, Receive, Scope, Send
 
 
 async def read_body(
@@ -293,131 +296,4 @@ REQUEST_ID: Final = "operations.request_id"
 """Scope key of the request id, for the access log."""
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
-
-_EXPOSED: Final = (
-    "mcp-protocol-version, mcp-session-id, operations-changes, operations-meta, retry-after, "
-    "www-authenticate, x-request-id"
-)
-_ACCEPTED: Final = (
-    "accept, authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, "
-    "mcp-session-id, operations-meta, operations-timeout, traceparent, tracestate, x-api-key"
-)
-_PREFLIGHT: Final[list[Header]] = [
-    (b"access-control-allow-methods", b"GET, POST, DELETE"),
-    (b"access-control-allow-headers", _ACCEPTED.encode()),
-    (b"access-control-max-age", b"600"),
-]
-
-
-_CHUNKED: Final = RequestError(
-    411, ErrorCode.VALIDATION_ERROR, "Send a Content-Length instead of chunks", headers=[CLOSE]
-)
-
-
-def _is_test_client(scope: Scope) -> bool:
-    """Return whether a request comes from Starlette's `TestClient` in this process, whose host is `testserver`.
-
-    No real connection has this address, because it is not an IP address.
-    """
-    return tuple(scope.get("client") or ()) == ("testclient", 50000)
-
-
-class HostGuard:
-    """ASGI middleware that accepts only requests for known hosts, from programs or from pages of allowed origins.
-
-    Args:
-        app: The guarded application.
-        hosts: Accepted host names, with a port to require that port; `*` accepts any.
-        origins: `scheme://host[:port]` of other pages that may use the server.
-    """
-
-    def __init__(self, app: App, hosts: Collection[str], origins: Collection[str] = ()) -> None:
-        self._app = app
-        self._rules = HostRules(hosts, origins)
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve or reject a request."""
-        if scope["type"] not in ("http", "websocket"):
-            return self._app(scope, receive, send)
-        is_probe = scope["path"].endswith("z") and route_path(scope) in PROBES
-        headers = scope["headers"]
-        if OWN_SERVER not in scope and any(name == b"transfer-encoding" for name, _ in headers):
-            return rejection(_CHUNKED, scope).send(send)
-        error, page = self._rules.check(headers, is_probe=is_probe)
-        if error is not None and not (error.status == 421 and _is_test_client(scope)):
-            rejected = RequestError(error.status, ErrorCode.ACCESS_DENIED, error.message)
-            reply = rejection(rejected, scope)
-            if scope["type"] == "websocket":
-                return reject_handshake(reply, scope, send)
-            return reply.send(send)
-        if page is None or scope["type"] == "websocket":
-            return self._app(scope, receive, send)
-        return self._for_page(page, scope, receive, send)
-
-    async def _for_page(self, origin: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request of a page of an allowed origin, with CORS headers."""
-        cors: list[Header] = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        if scope["method"] == "OPTIONS" and any(
-            name == b"access-control-request-method" for name, _ in scope["headers"]
-        ):
-            await Reply(200, b"", [*cors, *_PREFLIGHT]).send(send)
-            return
-        cors.append((b"access-control-expose-headers", _EXPOSED.encode()))
-
-        async def readable(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *cors]}
-            await send(message)
-
-        await self._app(scope, receive, readable)
-
-
-_access_logger = logging.getLogger("operations.access")
-
-_MAX_PATH: Final = 200
 """The largest number of characters of a path in the log."""
-
-
-class AccessLog:
-    """ASGI middleware that logs requests if the logger is enabled."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request and log the outcome."""
-        # Middleware such as OpenTelemetry's recognizes an application by its coroutine function.
-        if scope["type"] == "http" and _access_logger.isEnabledFor(logging.INFO):
-            await self._logged(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _logged(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = perf_counter()
-        status = size = 0
-
-        async def counted(message: Message) -> None:
-            nonlocal status, size
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif message["type"] == "http.response.body":
-                size += len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counted)
-        finally:
-            identity = scope.get("operations.identity")
-            client = scope.get("client")
-            record = {
-                "method": scope["method"],
-                "path": scope["path"][:_MAX_PATH],
-                # 499: the client disconnected before the response.
-                "status": status or 499,
-                "bytes": size,
-                "ms": round((perf_counter() - began) * 1000, 3),
-                "caller": identity.id if identity is not None else None,
-                "requestId": scope.get(REQUEST_ID),
-                "client": client[0] if client else None,
-            }
-            _access_logger.info("%s", msgspec.json.encode(record).decode())

@@ -17,20 +17,14 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from operations._json import object_of
-from operations._text import enforce_lists
-from operations.context import OperationContext, may_call
-from operations.envelopes import ResponseEnvelope
-from operations.errors import (
-    CallError,
-    ErrorCode,
-    SchemaError,
-    forward_error,
-    unusable_schema,
-)
-from operations.registry import OperationRegistry
-from operations.specs import OperationSpec, OperationType, describable
-from operations.types import JSONObject
+from operations.base.errors import CallError, ErrorCode, SchemaError, forward_error, unusable_schema
+from operations.base.json.values import object_of
+from operations.base.text import enforce_lists
+from operations.base.types import JSONObject
+from operations.contract.context import OperationContext, may_call
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.specs import OperationSpec, OperationType, describable
+from operations.registry.registry import OperationRegistry
 
 # ------------------------------------------------------------ ranking
 

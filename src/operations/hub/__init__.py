@@ -19,15 +19,16 @@ from typing import Any
 
 from anyio import move_on_after
 
-from operations._text import suggestion
-from operations.access import Identity
 from operations.authority.grants import PREFIX, GrantError
+from operations.base.errors import CallError, ErrorCode, operation_not_found
+from operations.base.text import suggestion
 from operations.config import FILE_NAME, ConfigFile, load_config
-from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, operation_not_found
-from operations.front import Front
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.specs import OperationSpec
 from operations.front.config import ASGIApp
+from operations.front.front import Front
 from operations.hub.journal import recall_ids, recording
 from operations.hub.opening import Access, load_setup, open_source, opened_authority, sources_of
 from operations.hub.source import (
@@ -40,10 +41,11 @@ from operations.hub.source import (
     times_read,
 )
 from operations.hub.supervisor import Supervisor
-from operations.registry import OperationRegistry
-from operations.specs import OperationSpec
-from operations.telemetry import Audit, AuditConfig, AuditFile, TelemetryConfig
-from operations.tools import ToolConfig, configure_tools
+from operations.recorder.audit import Audit, AuditConfig, AuditFile
+from operations.registry.registry import OperationRegistry
+from operations.telemetry.config import TelemetryConfig
+from operations.tools.config import ToolConfig
+from operations.tools.settings import configure_tools
 
 __all__ = ["ALL", "Hub", "Source", "SourceFilter", "SourceState", "open_hub"]
 
@@ -408,7 +410,7 @@ async def open_hub(
 
 
 def _build_app(hub: Hub) -> ASGIApp:
-    from operations.hub.serving import build_app  # noqa: PLC0415 - needs extras
+    from operations.hub.app import build_app  # noqa: PLC0415 - needs extras
 
     return build_app(hub)
 

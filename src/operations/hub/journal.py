@@ -13,11 +13,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from operations._files import previous_file, state_folder
+from operations.base.files import previous_file, state_folder
 from operations.config import ConfigFile
-from operations.observe import CallGraph, CallRecord, read_graph
-from operations.registry import OperationRegistry
-from operations.telemetry import LogConfig, logging_to_stderr
+from operations.recorder.graph import CallGraph, CallRecord, read_graph
+from operations.recorder.logs import LogConfig, logging_to_stderr
+from operations.registry.registry import OperationRegistry
 
 logger = logging.getLogger("operations.hub.journal")
 

@@ -20,26 +20,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operations._mcp_config import MCPClientConfig, read_servers, unknown_keys
-from operations._text import safe_namespace
-from operations.access import AccessControl, Identity
 from operations.authority import Authority, Grants, Ledger, SQLiteValues, Store, StoreError
 from operations.authority.grants import PREFIX
-from operations.authority.store import open_broker_store
-from operations.caller_tokens import CallerToken
+from operations.base.errors import OperationsError
+from operations.base.text import safe_namespace
+from operations.base.types import JSONObject
 from operations.calls import from_calls
-from operations.calls.jobs import WorkerConfig
-from operations.calls.monitoring import monitor_group
-from operations.calls.remote import RemoteConfig
+from operations.calls.serving.jobs import WorkerConfig
+from operations.calls.source.monitoring import monitor_group
+from operations.calls.source.remote import RemoteConfig
 from operations.config import ConfigError, ConfigFile
 from operations.config.model import BrokerEntry, LedgerEntry, MCPEntry, OpenAPIEntry
-from operations.errors import OperationsError
+from operations.contract.access import AccessControl, Identity
 from operations.front.config import JWTConfig
 from operations.hub.source import ListedServer, Opened, Source, per_source
+from operations.mcp.config import MCPClientConfig, read_servers, unknown_keys
 from operations.pubsub.base import EventTarget
 from operations.pubsub.config import NatsConfig, RedisConfig
-from operations.scanner import Skipped, scan_operations
-from operations.types import JSONObject
+from operations.pubsub.stores import open_broker_store
+from operations.sources.credentials import CallerToken
+from operations.sources.local import Skipped, scan_operations
 
 
 def sources_of(file: ConfigFile) -> Iterator[Source]:
@@ -288,7 +288,7 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
     config = MCPClientConfig(**options)
     if config.login is None:
         return config
-    from operations.mcp.oauth import token_path  # noqa: PLC0415 - needs an extra
+    from operations.mcp.source.oauth import token_path  # noqa: PLC0415 - needs an extra
 
     # Two tables may hold the logins of two people for one server.
     store = token_path(config, config.login, name)
@@ -411,7 +411,7 @@ class Access:
         self.grants = grants_of(file, store=store, subjects=self.by_id.get)
         self.tokens: Any = None
         if entry is not None:
-            from operations.server.tokens import JWTs  # noqa: PLC0415 - needs an extra
+            from operations.server.signin.tokens import JWTs  # noqa: PLC0415 - needs an extra
 
             try:
                 self.tokens = JWTs(**file.options(JWTConfig, entry))

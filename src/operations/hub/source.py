@@ -7,12 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from operations.calls.monitoring import GroupMonitor
+from operations.base.types import JSONObject
+from operations.calls.source.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile, modified_at
 from operations.front.limits import Limits
-from operations.registry import OperationRegistry
-from operations.scanner import Skipped
-from operations.types import JSONObject
+from operations.registry.registry import OperationRegistry
+from operations.sources.local import Skipped
 
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from anyio import move_on_after
 
-from operations._resilience import Backoff
-from operations.errors import OperationsError, RegistrationError
+from operations.base.errors import OperationsError, RegistrationError
+from operations.base.retry import Backoff
+from operations.contract.specs import Operation
 from operations.front.limits import call_seconds
 from operations.hub.source import Opened, Source
-from operations.registry import OperationRegistry
-from operations.scanner import Skipped
-from operations.specs import Operation
+from operations.registry.registry import OperationRegistry
+from operations.sources.local import Skipped
 
 logger = logging.getLogger("operations.hub")
 

@@ -6,7 +6,11 @@
 The `openapi` extra is needed to call imported operations (aiohttp) and to read YAML.
 """
 
-from operations.openapi.config import (
+from operations.io.http.client import HTTPRequest, HTTPResponse, HTTPTransport
+from operations.io.sse import EventStreamDecoder, ServerSentEvent
+from operations.openapi.reading.document import Problem
+from operations.openapi.serving import to_openapi
+from operations.openapi.source.config import (
     BasicCredential,
     ClientCredentials,
     HTTPAuth,
@@ -16,23 +20,19 @@ from operations.openapi.config import (
     RefreshToken,
     Select,
 )
-from operations.openapi.exporting import to_openapi
-from operations.openapi.paging import (
+from operations.openapi.source.paging import (
     CursorPaging,
     LinkPaging,
     OffsetPaging,
     PagePaging,
     URLPaging,
 )
-from operations.openapi.reading.document import Problem
-from operations.openapi.service import (
+from operations.openapi.source.service import (
     OpenAPIService,
     from_openapi,
     from_openapi_file,
     from_openapi_url,
 )
-from operations.openapi.streaming import EventStreamDecoder, ServerSentEvent
-from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 __all__ = [
     "BasicCredential",

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
-from operations._resilience import LogThrottle
-from operations.access import Identity
-from operations.errors import NotSentError, TransportError
+from operations.base.errors import NotSentError, TransportError
+from operations.base.logs import LogThrottle
+from operations.contract.access import Identity
 from operations.pubsub.config import BrokerConfig, enforce_client
 
 logger = logging.getLogger("operations")

@@ -14,11 +14,11 @@ from ssl import SSLContext, SSLError, create_default_context
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
 
-from operations._json import MAX_REQUEST_VALUES
-from operations._proxies import tls_reason
-from operations._text import enforce_lists
-from operations.errors import TransportError
-from operations.types import Count, Seconds
+from operations.base.errors import TransportError
+from operations.base.json.values import MAX_REQUEST_VALUES
+from operations.base.text import enforce_lists
+from operations.base.types import Count, Seconds
+from operations.io.proxies import tls_reason
 
 NOT_PRIVATE = (
     "the broker allows this client to access the mailboxes of others: set permissions as in docs/recipes,"

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from time import monotonic
 
-from operations._resilience import LogThrottle
-from operations.errors import TooLargeError
+from operations.base.errors import TooLargeError
+from operations.base.logs import LogThrottle
 from operations.pubsub.base import Delivery, Receiver
 
 logger = logging.getLogger("operations")

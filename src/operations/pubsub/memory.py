@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from secrets import token_hex
 
-from operations._json import MAX_REQUEST_VALUES
-from operations.errors import NoReceiverError, NotSentError
+from operations.base.errors import NoReceiverError, NotSentError
+from operations.base.json.values import MAX_REQUEST_VALUES
 from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver
 from operations.pubsub.delivery import BoundedSet
 

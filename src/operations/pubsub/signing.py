@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._resilience import LogThrottle
+from operations.base.logs import LogThrottle
 from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver, Subscription
 
 logger = logging.getLogger("operations")

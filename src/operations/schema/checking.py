@@ -22,10 +22,11 @@ from urllib.parse import quote, unquote
 
 import jsonschema_rs
 
-from operations._json import as_json, escape, is_list, object_of, unescape
-from operations._references import reachable, reference_of
-from operations._text import printable
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
+from operations.base.json.references import reachable, reference_of
+from operations.base.json.values import as_json, escape, is_list, object_of, unescape
+from operations.base.text import printable
+from operations.base.types import JSONObject, JSONSchema
 from operations.schema.compiling import BoundPatterns, Graph, compile_schema, measured
 from operations.schema.references import (
     DEFINED,
@@ -37,7 +38,6 @@ from operations.schema.references import (
     rewritten,
     schemas_in,
 )
-from operations.types import JSONObject, JSONSchema
 
 # ------------------------------------------------------------ shared definitions
 

@@ -18,9 +18,17 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 from msgspec import to_builtins
 
-from operations._json import JSONValueError, as_json, count_values, is_list, is_object, pointer
-from operations._text import shortened
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
+from operations.base.json.values import (
+    JSONValueError,
+    as_json,
+    count_values,
+    is_list,
+    is_object,
+    pointer,
+)
+from operations.base.text import shortened
+from operations.base.types import JSONObject, JSONSchema
 from operations.schema.references import (
     APPLIED,
     DEFINITIONS,
@@ -28,7 +36,6 @@ from operations.schema.references import (
     Document,
     Site,
 )
-from operations.types import JSONObject, JSONSchema
 
 # ------------------------------------------------------------ regular expressions
 

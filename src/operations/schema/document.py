@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 
 from msgspec.json import encode
 
-from operations._json import (
+from operations.base.errors import ErrorCode, SchemaError
+from operations.base.json.values import (
     MAX_DOCUMENT_DEPTH,
     JSONValueError,
     as_json,
@@ -21,8 +22,8 @@ from operations._json import (
     count_values,
     object_of,
 )
-from operations._text import printable
-from operations.errors import ErrorCode, SchemaError
+from operations.base.text import printable
+from operations.base.types import JSONObject, JSONSchema
 from operations.schema.casting import (
     MAX_MISMATCHES,
     Caches,
@@ -39,7 +40,6 @@ from operations.schema.members import place_of
 from operations.schema.plans import MISSING, Plan
 from operations.schema.references import is_annotation
 from operations.schema.values import scalar_types
-from operations.types import JSONObject, JSONSchema
 
 _logger = logging.getLogger("operations")
 

@@ -11,15 +11,22 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from operations._json import SCALARS, JSONValueError, is_list, is_object, object_of, short_pointer
-from operations._text import SUGGESTS, suggestion
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import (
+    SCALARS,
+    JSONValueError,
+    is_list,
+    is_object,
+    object_of,
+    short_pointer,
+)
+from operations.base.text import SUGGESTS, suggestion
+from operations.base.types import JSONObject
 from operations.schema.compiling import text_test
 from operations.schema.members import Member, Tags, nearest, union_at
 from operations.schema.plans import Plan, Planner
 from operations.schema.references import Site, item_keywords
 from operations.schema.values import flat_failures, listed, type_of
-from operations.types import JSONObject
 
 
 class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from operations._json import MAX_NAME, SCALARS, is_object
+from operations.base.json.values import MAX_NAME, SCALARS, is_object
+from operations.base.types import JSONObject
 from operations.schema.plans import MISSING, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, same, type_of
-from operations.types import JSONObject
 
 _LITERAL, _VALID, _PRESENT = 100, 10, 1
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec.json import encode
 
-from operations._json import is_list, kind_of, list_of, object_of
-from operations._references import followed
+from operations.base.json.references import followed
+from operations.base.json.values import is_list, kind_of, list_of, object_of
+from operations.base.types import JSONObject, JSONSchema
 from operations.schema.document import Schema
-from operations.types import JSONObject, JSONSchema
 
 _MAX_PLACES = 100_000
 """Places of one document that are examined: a few definitions that refer to each other have endlessly many paths."""

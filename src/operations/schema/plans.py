@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from operations._json import MAX_NAME, SCALARS, is_list, is_object, object_of
+from operations.base.json.values import MAX_NAME, SCALARS, is_list, is_object, object_of
+from operations.base.types import JSONObject
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
 from operations.schema.values import has_type, identity, scalar_types, type_of
-from operations.types import JSONObject
 
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
 

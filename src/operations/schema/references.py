@@ -15,10 +15,18 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 import jsonschema_rs
 import msgspec
 
-from operations._json import escape, is_list, is_object, kind_of, list_of, pointer, text_of
-from operations._references import followed, steps
-from operations.errors import SchemaError
-from operations.types import JSONObject, JSONSchema
+from operations.base.errors import SchemaError
+from operations.base.json.references import followed, steps
+from operations.base.json.values import (
+    escape,
+    is_list,
+    is_object,
+    kind_of,
+    list_of,
+    pointer,
+    text_of,
+)
+from operations.base.types import JSONObject, JSONSchema
 
 IN_PLACE = ("not", "if", "then", "else")
 """Keywords with one schema that applies to the same value."""

@@ -16,10 +16,10 @@ from functools import lru_cache
 from operator import ge, gt, le, lt
 from typing import Any
 
-from operations._json import SCALARS, canonical, is_list, is_object, kind_of
-from operations._text import shortened
+from operations.base.json.values import SCALARS, canonical, is_list, is_object, kind_of
+from operations.base.text import shortened
+from operations.base.types import JSONObject
 from operations.schema.compiling import text_test
-from operations.types import JSONObject
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?", re.ASCII)
 

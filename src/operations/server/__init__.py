@@ -3,12 +3,12 @@
     app = create_app(registry, identity=APIKeys.from_file("keys.json"))
 
 Each caller sees only the operations that it may call. This package needs the `server` extra; JSON Web Tokens
-(`operations.server.tokens`) also need the `jwt` extra.
+(`operations.server.signin.tokens`) also need the `jwt` extra.
 """
 
 from importlib.util import find_spec
 
-from operations.errors import MissingExtraError
+from operations.base.errors import MissingExtraError
 
 # The MCP SDK installs Starlette, but no HTTP parser.
 if find_spec("starlette") is None or find_spec("httptools") is None:
@@ -18,7 +18,7 @@ from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.credentials import CredentialError
 from operations.front.limits import Limits
 from operations.server.app import create_app
-from operations.server.identity import (
+from operations.server.signin.identity import (
     APIKeys,
     IdentityResolver,
     any_of,

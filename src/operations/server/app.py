@@ -14,22 +14,23 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from operations.access import Identity
+from operations.base.types import options_of
 from operations.calls import serve_calls
-from operations.front import Front
+from operations.contract.access import Identity
+from operations.front.access_log import AccessLog
 from operations.front.config import ServerConfig
 from operations.front.credentials import CredentialResolver, credential_ended
-from operations.front.http import CREDENTIAL, IDENTITY, RequestPipeline
+from operations.front.front import Front
+from operations.front.guard import HostGuard
 from operations.front.limits import client_address
-from operations.front.messages import AccessLog, HostGuard
-from operations.observe import CallGraph
-from operations.registry import OperationRegistry
+from operations.front.request import CREDENTIAL, IDENTITY, RequestPipeline
+from operations.recorder.graph import CallGraph
+from operations.registry.registry import OperationRegistry
 from operations.server.console import console_routes
-from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import WEBSOCKET_ROUTES, OperationPaths, Router
+from operations.server.signin.identity import SessionResolver, Sessions, any_of
 from operations.server.system import GATEWAY_ROUTES, Pages
-from operations.telemetry import CallMetrics, front_metrics
-from operations.types import options_of
+from operations.telemetry.metrics import CallMetrics, front_metrics
 
 _REMEMBERED = 2_000
 """The number of calls that the console can show."""
@@ -39,7 +40,7 @@ _REMEMBERED = 2_000
 def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     """Serve a registry over HTTP: `create_app(registry, **options)`, with the fields of `ServerConfig`.
 
-    The ASGI server determines the address; `operations.server.running` listens on 127.0.0.1 by default. Operations that
+    The ASGI server determines the address; `operations.server.http11.running` listens on 127.0.0.1 by default. Operations that
     are registered later are served too. The application does not close the registry.
     """
     sessions = Sessions()

@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from operations._json import is_object
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error
+from operations.base.errors import CallError, ErrorCode, cancelled_elsewhere, map_error
+from operations.base.json.values import is_object
+from operations.base.types import JSONObject
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.specs import OperationSpec
 from operations.front.credentials import credential_ended
-from operations.front.http import RequestState
-from operations.front.limits import wait_for_disconnect
 from operations.front.messages import EVENT_STREAM, REQUEST_ID, meta_text
 from operations.front.public_errors import ClientDisconnectedError, malformed, public_wire
-from operations.openapi.exporting.query_arguments import QueryArguments
-from operations.specs import OperationSpec
-from operations.types import JSONObject
+from operations.front.request import RequestState
+from operations.front.timing import wait_for_disconnect
+from operations.openapi.serving.query_arguments import QueryArguments
 
 _MAX_ID = 1024
 

@@ -20,24 +20,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations._json import WRAPPING_DEPTH, count_values, nests_within
-from operations.context import OperationContext, new_request_id
-from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
-from operations.front.http import (
-    IDENTITY,
-    OPEN,
-    Endpoint,
-    RequestPipeline,
-    RequestState,
-)
+from operations.base.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
+from operations.base.json.values import WRAPPING_DEPTH, count_values, nests_within
+from operations.contract.context import OperationContext, new_request_id
+from operations.contract.specs import Operation, OperationType
 from operations.front.limits import caller_key, client_address
-from operations.front.messages import (
-    Reply,
-    error_reply,
-    reject_handshake,
-    result_reply,
-    route_path,
-)
+from operations.front.messages import Reply, error_reply, reject_handshake, result_reply, route_path
 from operations.front.public_errors import (
     malformed,
     not_found,
@@ -45,10 +33,10 @@ from operations.front.public_errors import (
     upgrade_required,
     wrong_method,
 )
-from operations.openapi.exporting import has_path
-from operations.openapi.exporting.query_arguments import QueryArguments
+from operations.front.request import IDENTITY, OPEN, Endpoint, RequestPipeline, RequestState
+from operations.openapi.serving import has_path
+from operations.openapi.serving.query_arguments import QueryArguments
 from operations.server.events import serve_events
-from operations.specs import Operation, OperationType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

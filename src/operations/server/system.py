@@ -22,23 +22,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from operations.access import Identity
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
+from operations.base.types import JSONObject
+from operations.contract.access import Identity
+from operations.contract.specs import OperationSpec, OperationType, source_of
 from operations.front.config import ServerConfig
-from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply, json_reply, matches_tag, route_path
 from operations.front.public_errors import METADATA_PATH, RESOURCE_PATHS, Header
+from operations.front.request import RequestState
 from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
-from operations.observe import CallGraph, CallRecord
-from operations.openapi.exporting import to_openapi
-from operations.openapi.exporting.query_arguments import QueryArguments
+from operations.openapi.serving import to_openapi
+from operations.openapi.serving.query_arguments import QueryArguments
+from operations.recorder.graph import CallGraph, CallRecord
 from operations.schema import Schema, schema_for, validate_or_raise
 from operations.server.events import serve_events
-from operations.server.identity import BY_COOKIE, Sessions
 from operations.server.routes import Route, read_query
-from operations.specs import OperationSpec, OperationType, source_of
-from operations.telemetry import CONTENT_TYPE, CallMetrics
-from operations.types import JSONObject
+from operations.server.signin.identity import BY_COOKIE, Sessions
+from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -17,12 +17,13 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from operations._pipeline.plan import BUCKETS, Call, Next, NextStream
-from operations._pipeline.reports import code_of_end
-from operations.envelopes import ResponseEnvelope
-from operations.errors import MissingExtraError, map_error
-from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
-from operations.registry import OperationRegistry
+from operations.base.errors import MissingExtraError, map_error
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.events import CallEvent, CallFinished, CallStarted, CallYielded
+from operations.registry.counters import BUCKETS
+from operations.registry.middleware import Call, Next, NextStream
+from operations.registry.registry import OperationRegistry
+from operations.registry.reports import code_of_end
 
 try:
     from opentelemetry import context as contexts

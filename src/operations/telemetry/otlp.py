@@ -11,12 +11,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Thread
 
-from operations._resilience import LogThrottle
-from operations.errors import MissingExtraError
-from operations.registry import OperationRegistry
-from operations.telemetry import TelemetryConfig
+from operations.base.errors import MissingExtraError
+from operations.base.logs import LogThrottle
+from operations.base.types import options_of
+from operations.registry.registry import OperationRegistry
+from operations.telemetry.config import TelemetryConfig
 from operations.telemetry.otel import instrument
-from operations.types import options_of
 
 try:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter

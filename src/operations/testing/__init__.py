@@ -15,17 +15,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from operations._json import object_of
-from operations._text import suggestion
-from operations.access import Identity
-from operations.context import OperationContext
-from operations.errors import OperationsError
-from operations.observe import CallEvent, CallStarted
+from operations.base.errors import OperationsError
+from operations.base.json.values import object_of
+from operations.base.text import suggestion
+from operations.base.types import JSONObject
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
+from operations.contract.events import CallEvent, CallStarted
+from operations.contract.specs import Operation, OperationType
 from operations.openapi import HTTPRequest, HTTPServiceConfig, from_openapi
-from operations.openapi.diagnosis import examples_of
-from operations.registry import OperationRegistry
-from operations.specs import Operation, OperationType
-from operations.types import JSONObject
+from operations.openapi.source.diagnosis import examples_of
+from operations.registry.registry import OperationRegistry
 
 __all__ = ["Fake", "FakeUpstream", "RegistryUnderTest"]
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from operations.registry import OperationRegistry
+from operations.registry.registry import OperationRegistry
 from operations.testing import RegistryUnderTest
 
 

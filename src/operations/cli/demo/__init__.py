@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from operations.errors import CallError, MissingExtraError, OperationsError
+from operations.base.errors import CallError, MissingExtraError, OperationsError
 
 try:
     from starlette.applications import Starlette
@@ -29,18 +29,18 @@ except ModuleNotFoundError as error:
     # The demo also needs the extras of its sources.
     raise MissingExtraError("operations demo", extra="all") from error
 
-from operations._tasks import shutdown_event
-from operations.access import Identity
+from operations.base.tasks import shutdown_event
+from operations.base.types import JSONObject
 from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, encoded
 from operations.cli.serve import announce
 from operations.config import FILE_NAME, VARIABLE, ConfigFile, load_config
-from operations.context import OperationContext
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
 from operations.hub import Hub, open_hub
-from operations.hub.serving import build_app, entry_points_of
-from operations.registry import OperationRegistry
+from operations.hub.app import build_app, entry_points_of
+from operations.registry.registry import OperationRegistry
 from operations.server import hash_key, new_key
-from operations.server.running import running
-from operations.types import JSONObject
+from operations.server.http11.running import running
 
 MANAGER = Identity("manager", ["cafe:manage"])
 

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from operations.context import OperationContext
-from operations.errors import CallError
-from operations.functions import operation
-from operations.specs import ErrorDefinition
+from operations.base.errors import CallError
+from operations.contract.context import OperationContext
+from operations.contract.functions import operation
+from operations.contract.specs import ErrorDefinition
 
 _NO_SUCH_ITEM = ErrorDefinition("NO_SUCH_ITEM", "It is not on the menu.", http_status=404)
 _SOLD_OUT = ErrorDefinition("SOLD_OUT", "There is none left.", http_status=409)

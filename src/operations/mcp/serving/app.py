@@ -33,15 +33,13 @@ from pydantic import ValidationError
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations._hosts import LOOPBACK
-from operations._tasks import cancel_tasks
-from operations._text import enforce_lists
-from operations.errors import CallError, ErrorCode
-from operations.front import Front
-from operations.front.http import STATE, RequestPipeline, RequestState, challenge_of
+from operations.base.errors import CallError, ErrorCode
+from operations.base.tasks import cancel_tasks
+from operations.base.text import enforce_lists
+from operations.front.front import Front
+from operations.front.guard import HostGuard
 from operations.front.messages import (
     REQUEST_ID,
-    HostGuard,
     Reply,
     decode_body,
     enforce_body_bounds,
@@ -49,6 +47,8 @@ from operations.front.messages import (
     route_path,
 )
 from operations.front.public_errors import not_found, too_large
+from operations.front.request import STATE, RequestPipeline, RequestState, challenge_of
+from operations.io.guard import LOOPBACK
 from operations.mcp.serving.requests import (
     LISTEN,
     HandshakeTransport,

@@ -8,19 +8,19 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from operations._resilience import TimeLimit
-from operations.access import Identity
-from operations.channel import NOTHING
-from operations.context import OperationContext, may_call
-from operations.errors import CallError, timed_out
-from operations.front import Front
-from operations.front.http import RequestState
+from operations.base.errors import CallError, timed_out
+from operations.base.time_limit import TimeLimit
+from operations.base.types import JSONObject
+from operations.contract.access import Identity
+from operations.contract.channel import NOTHING
+from operations.contract.context import OperationContext, may_call
+from operations.contract.events import trace_context
+from operations.contract.specs import Operation, OperationSpec, OperationType, is_describable
+from operations.front.front import Front
 from operations.front.limits import call_seconds
-from operations.mcp.codec import sent_meta
+from operations.front.request import RequestState
 from operations.mcp.serving.tools import Tool, model_text, text_block
-from operations.observe import trace_context
-from operations.specs import Operation, OperationSpec, OperationType, is_describable
-from operations.types import JSONObject
+from operations.mcp.shared.codec import sent_meta
 
 
 class _Served(Protocol):

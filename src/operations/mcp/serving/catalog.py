@@ -20,7 +20,7 @@ An operation that is a prompt returns:
     an MCP envelope                                         one message of the user for each of its blocks
 
 Rule 1: a catalog describes one revision of the registry, and builds each listing on first use.
-Rule 2: the name of an operation is a function of its id (`operations._text`), unless `meta["mcp"]["name"]` sets
+Rule 2: the name of an operation is a function of its id (`operations.base.text`), unless `meta["mcp"]["name"]` sets
         another.
 Rule 3: a custom name must be unique, and must not be the default name of another operation or of a gateway tool;
         otherwise the operations with this name keep their default names.
@@ -44,8 +44,8 @@ from mcp import MCPError
 from mcp.shared.uri_template import InvalidUriTemplate
 from msgspec import to_builtins
 
-from operations._decoding import decode_json
-from operations._json import (
+from operations.base.json.decoding import decode_json
+from operations.base.json.values import (
     MAX_REQUEST_VALUES,
     JSONValueError,
     is_list,
@@ -53,20 +53,21 @@ from operations._json import (
     list_of,
     object_of,
 )
-from operations._text import TOOL_NAME, NameStyle, tool_name
-from operations.envelopes import (
+from operations.base.text import TOOL_NAME, NameStyle, tool_name
+from operations.base.types import JSONObject
+from operations.contract.envelopes import (
     HTTPResponseMeta,
     MCPResponseMeta,
     ResourceContent,
     ResponseEnvelope,
     sniffed,
 )
-from operations.mcp import codec
-from operations.mcp.catalog import LISTED, READ, parse_template
+from operations.contract.specs import OperationSpec
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, text_block
-from operations.registry import OperationRegistry
-from operations.specs import OperationSpec
-from operations.types import JSONObject
+from operations.mcp.shared import codec
+from operations.mcp.shared.addresses import LISTED, parse_template
+from operations.mcp.source.catalog import READ
+from operations.registry.registry import OperationRegistry
 
 # ------------------------------------------------------------ resources and their URIs
 

@@ -28,11 +28,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from operations._json import as_json, object_of
-from operations.channel import NOTHING, CallerChannel
-from operations.errors import CallError, ErrorCode
-from operations.mcp.interaction import ELICIT, RESULTS, SAMPLE, ClientFeatures, client
-from operations.types import JSONObject
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import as_json, object_of
+from operations.base.types import JSONObject
+from operations.contract.channel import NOTHING, CallerChannel
+from operations.mcp.shared.interaction import ELICIT, RESULTS, SAMPLE, ClientFeatures, client
 
 # ------------------------------------------------------------ questions since 2026-07-28
 

@@ -25,14 +25,14 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, ErrorData
 from starlette.requests import Request
 
-from operations.errors import CallError, retrieve_exception
-from operations.front.http import RequestState
+from operations.base.errors import CallError, retrieve_exception
+from operations.base.types import JSONObject
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
-from operations.mcp.interaction import NO_CLIENT, client
+from operations.front.request import RequestState
 from operations.mcp.serving.caller import LimitedCall
 from operations.mcp.serving.sessions import PING, Session, event, notification
-from operations.types import JSONObject
+from operations.mcp.shared.interaction import NO_CLIENT, client
 
 SESSION_HEADER: Final = b"mcp-session-id"
 

@@ -31,18 +31,18 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 
-from operations._decoding import decode_bounded
-from operations._json import JSONValueError, is_object, object_of, text_of
-from operations.channel import NOTHING, CallerChannel
-from operations.front.http import RequestState
+from operations.base.json.decoding import decode_bounded
+from operations.base.json.values import JSONValueError, is_object, object_of, text_of
+from operations.base.types import JSONObject
+from operations.contract.channel import NOTHING, CallerChannel
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
+from operations.front.request import RequestState
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.channels import SILENT, can_answer, channel_for
 from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
-from operations.types import JSONObject
 
 VerdictT = TypeVar("VerdictT")
 

@@ -21,17 +21,18 @@ from mcp.server.runner import modern_error_data
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from operations._hosts import LOOPBACK
-from operations._tasks import cancel_tasks
-from operations.channel import CallerChannel
-from operations.context import OperationContext
-from operations.errors import CallError
-from operations.front import Front
+from operations.base.errors import CallError
+from operations.base.tasks import cancel_tasks
+from operations.base.types import JSONObject, options_of
+from operations.contract.channel import CallerChannel
+from operations.contract.context import OperationContext
+from operations.contract.events import trace_context
 from operations.front.config import MCPServerSettings, ServerConfig
-from operations.front.http import STATE, RequestPipeline, RequestState
-from operations.front.limits import Scope, caller_key
-from operations.mcp.codec import sent_meta
-from operations.mcp.sdk import connection_of, outbound_of
+from operations.front.front import Front
+from operations.front.limits import caller_key
+from operations.front.request import STATE, RequestPipeline, RequestState
+from operations.front.timing import Scope
+from operations.io.guard import LOOPBACK
 from operations.mcp.serving.app import MCPApp, bounded_stdio
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.catalog import Resource
@@ -41,9 +42,9 @@ from operations.mcp.serving.channels import (
     set_level,
 )
 from operations.mcp.serving.service import Service
-from operations.observe import trace_context
-from operations.registry import OperationRegistry
-from operations.types import JSONObject, options_of
+from operations.mcp.shared.codec import sent_meta
+from operations.mcp.shared.sdk import connection_of, outbound_of
+from operations.registry.registry import OperationRegistry
 
 RequestContext = ServerRequestContext[Any, Any]
 

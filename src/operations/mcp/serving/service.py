@@ -17,18 +17,20 @@ import msgspec
 from mcp import MCPError
 from msgspec.structs import replace
 
-from operations._resilience import TimeLimit
-from operations._text import suggestion
-from operations.access import Identity
-from operations.channel import CLOSED, CallerChannel
-from operations.context import OperationContext, may_call
-from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
+from operations.base.text import suggestion
+from operations.base.time_limit import TimeLimit
+from operations.base.types import JSONObject
+from operations.contract.access import Identity
+from operations.contract.channel import CLOSED, CallerChannel
+from operations.contract.context import OperationContext, may_call
+from operations.contract.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
+from operations.contract.events import now
+from operations.contract.specs import OperationSpec, OperationType, is_describable
 from operations.front.config import MCPServerSettings
-from operations.front.http import RequestState
 from operations.front.public_errors import public_error
+from operations.front.request import RequestState
 from operations.front.search import OperationCall
-from operations.mcp.codec import INPUT, is_imported
 from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
     Catalog,
@@ -49,10 +51,8 @@ from operations.mcp.serving.tools import (
     model_text,
     text_block,
 )
-from operations.observe import now
-from operations.registry import OperationRegistry
-from operations.specs import OperationSpec, OperationType, is_describable
-from operations.types import JSONObject
+from operations.mcp.shared.codec import INPUT, is_imported
+from operations.registry.registry import OperationRegistry
 
 _SLICE_SECONDS = 0.01
 """Seconds that building schemas may block the event loop."""

@@ -26,12 +26,12 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp_types.version import is_version_at_least
 
-from operations._tasks import start_task
-from operations.channel import NOTHING
-from operations.errors import CallError, ErrorCode
+from operations.base.errors import CallError, ErrorCode
+from operations.base.tasks import start_task
+from operations.base.types import JSONObject
+from operations.contract.channel import NOTHING
 from operations.front.credentials import Credential, CredentialMonitor
 from operations.front.limits import Limits
-from operations.types import JSONObject
 
 MAX_EVENTS: Final = 256
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024

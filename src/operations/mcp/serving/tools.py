@@ -21,9 +21,10 @@ from mcp.shared.inbound import x_mcp_header_map
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
-from operations._json import list_of, object_of
-from operations._pipeline.lenient import convert_input
-from operations.envelopes import (
+from operations.base.errors import CallError, ErrorCode, SchemaError, unusable_schema, with_code
+from operations.base.json.values import list_of, object_of
+from operations.base.types import JSONObject, JSONSchema
+from operations.contract.envelopes import (
     ERROR_KEY,
     HTTPResponseMeta,
     MCPResponseMeta,
@@ -31,13 +32,7 @@ from operations.envelopes import (
     changes_to_wire,
     sniffed,
 )
-from operations.errors import CallError, ErrorCode, SchemaError, unusable_schema, with_code
-from operations.front import search
-from operations.front.public_errors import public_error
-from operations.mcp import codec
-from operations.schema import CastPolicy, Change, Schema, schema_for, validate_or_raise
-from operations.schema.references import possible_types, with_items
-from operations.specs import (
+from operations.contract.specs import (
     Operation,
     OperationSpec,
     OperationType,
@@ -45,7 +40,12 @@ from operations.specs import (
     is_describable,
     source_of,
 )
-from operations.types import JSONObject, JSONSchema
+from operations.front import search
+from operations.front.public_errors import public_error
+from operations.mcp.shared import codec
+from operations.registry.lenient import convert_input
+from operations.schema import CastPolicy, Change, Schema, schema_for, validate_or_raise
+from operations.schema.references import possible_types, with_items
 
 _ERROR_BUDGET = 1024
 """The largest size of the definitions in the schema of a declared error, in bytes of JSON."""

@@ -14,10 +14,11 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from operations._json import is_list, is_object, list_of, object_of, unescape
-from operations._references import objects_in, reference_of
-from operations.errors import DocumentError
-from operations.openapi.files import FilesRoot
+from operations.base.errors import DocumentError
+from operations.base.json.references import objects_in, reference_of
+from operations.base.json.values import is_list, is_object, list_of, object_of, unescape
+from operations.base.types import JSONObject, JSONSchema
+from operations.io.files import FilesRoot
 from operations.openapi.reading.keywords import (
     FILE_SCHEMA,
     ROOTED_FILE_SCHEMA,
@@ -27,7 +28,6 @@ from operations.openapi.reading.keywords import (
 from operations.openapi.reading.references import BUNDLED, References
 from operations.openapi.reading.subtypes import UNIONS, Subtypes
 from operations.schema import SharedDefinitions
-from operations.types import JSONObject, JSONSchema
 
 MAX_PARTS = 200
 """The largest number of `allOf` parts of one schema, including nested parts, that are searched for properties."""

@@ -14,9 +14,12 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import is_list, is_object, list_of, object_of, text_of
-from operations._text import counted
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
+from operations.base.json.values import is_list, is_object, list_of, object_of, text_of
+from operations.base.text import counted
+from operations.base.types import JSONObject, JSONSchema
+from operations.contract.specs import ErrorDefinition
+from operations.io.http.client import is_header
 from operations.openapi.reading import media
 from operations.openapi.reading.media import intended, is_stream
 from operations.openapi.reading.memory import (
@@ -30,10 +33,7 @@ from operations.openapi.reading.memory import (
 from operations.openapi.reading.model import METHODS, OpenAPI3Reader, Swagger2Reader, best
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import Direction, SchemaConverter
-from operations.openapi.transport import is_header
 from operations.schema import Schema
-from operations.specs import ErrorDefinition
-from operations.types import JSONObject, JSONSchema
 
 _METHODS = {spelled: method.upper() for method in METHODS for spelled in (method, method.upper())}
 """The method for each spelling; operations share the text."""

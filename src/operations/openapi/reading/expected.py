@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from operations._json import kind_of, list_of, object_of
+from operations.base.json.values import kind_of, list_of, object_of
+from operations.base.types import JSONObject, JSONSchema
+from operations.io.http.client import DEFAULT_HEADERS
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object, base64_encoding
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import Media, Model, Response, best
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.transport import DEFAULT_HEADERS
 from operations.schema import Schema
 from operations.schema.references import possible_types
-from operations.types import JSONObject, JSONSchema
 
 _NULL: JSONObject = {"type": "null"}
 _STRING = frozenset({"string"})

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from operations._decoding import decode_json
-from operations._json import (
+from operations.base.errors import DocumentError
+from operations.base.json.decoding import decode_json
+from operations.base.json.references import objects_in, reference_of
+from operations.base.json.values import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
     JSONLimitError,
@@ -29,12 +31,10 @@ from operations._json import (
     is_object,
     object_of,
 )
-from operations._references import objects_in, reference_of
-from operations._text import without_secrets
-from operations.errors import DocumentError
+from operations.base.text import without_secrets
+from operations.base.types import JSONObject
 from operations.openapi.reading.memory import ENTRY, ExpandsError, MemoryBudget
 from operations.openapi.reading.references import BUNDLED, bundled
-from operations.types import JSONObject
 
 PARALLEL = 16
 """The number of files that are read or fetched concurrently."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from operations._json import (
+from operations.base.json.values import (
     MAX_DEPTH,
     JSONValueError,
     is_list,
@@ -18,8 +18,8 @@ from operations._json import (
     text_of,
     to_json,
 )
+from operations.base.types import JSONObject, JSONSchema
 from operations.schema.values import conversions, has_type
-from operations.types import JSONObject, JSONSchema
 
 _REGEX_LITERAL = re.compile(r"/(\^.*|.*(?<!\\)\$)/([a-z]*)")
 

@@ -8,7 +8,7 @@ Rule 1: weights are upper bounds in bytes, measured with CPython; a real documen
 
 from threading import Lock
 
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
 
 _FREE = 40_000_000
 _FACTOR = 36

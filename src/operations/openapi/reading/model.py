@@ -15,12 +15,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from operations._json import is_object, list_of, object_of, text_of
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
+from operations.base.json.values import is_object, list_of, object_of, text_of
+from operations.base.types import JSONObject
+from operations.io.http.client import is_header_value
 from operations.openapi.reading import media
 from operations.openapi.reading.references import References
-from operations.openapi.transport import is_header_value
-from operations.types import JSONObject
 
 Place = Literal["path", "query", "header", "cookie"]
 

@@ -8,10 +8,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from operations._json import escape, is_list, is_object, list_of, object_of, text_of, unescape
-from operations._references import MAX_HOPS, objects_in, reference_of, steps
-from operations.errors import DocumentError
-from operations.types import JSONObject
+from operations.base.errors import DocumentError
+from operations.base.json.references import MAX_HOPS, objects_in, reference_of, steps
+from operations.base.json.values import (
+    escape,
+    is_list,
+    is_object,
+    list_of,
+    object_of,
+    text_of,
+    unescape,
+)
+from operations.base.types import JSONObject
 
 BUNDLED = "x-bundled-files"
 """The root property that contains the other files of a document, by relative path."""

@@ -18,8 +18,9 @@ from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from operations._json import is_list, is_object, list_of, object_of
-from operations._text import printable
+from operations.base.json.values import is_list, is_object, list_of, object_of
+from operations.base.text import printable
+from operations.base.types import JSONObject, JSONSchema
 from operations.openapi.reading.definitions import (
     CLOSING,
     Definition,
@@ -53,7 +54,6 @@ from operations.schema.references import (
     possible_types,
     subschemas,
 )
-from operations.types import JSONObject, JSONSchema
 
 MAX_DEPTH = 100
 """The largest depth of a definition; deeper parts accept any value."""

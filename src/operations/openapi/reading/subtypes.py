@@ -6,11 +6,19 @@ Rule: only named schemas are subtypes. An inline `allOf` with a base only uses t
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from operations._json import escape, is_list, is_object, list_of, object_of, text_of, unescape
-from operations._references import MAX_HOPS, reachable
-from operations.errors import DocumentError
+from operations.base.errors import DocumentError
+from operations.base.json.references import MAX_HOPS, reachable
+from operations.base.json.values import (
+    escape,
+    is_list,
+    is_object,
+    list_of,
+    object_of,
+    text_of,
+    unescape,
+)
+from operations.base.types import JSONObject
 from operations.openapi.reading.references import BUNDLED, References
-from operations.types import JSONObject
 
 UNIONS = ("oneOf", "anyOf")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DOCUMENT_VALUES, is_list, is_object, with_texts
-from operations.errors import DocumentError, MissingExtraError
+from operations.base.errors import DocumentError, MissingExtraError
+from operations.base.json.values import MAX_DOCUMENT_VALUES, is_list, is_object, with_texts
 from operations.openapi.reading.memory import MemoryBudget
 
 try:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from operations.errors import (
+from operations.base.errors import (
     MissingExtraError,
     NotPermittedError,
     NotSentError,
@@ -42,7 +42,8 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 
-from operations._tasks import shielded
+from operations.base.tasks import shielded
+from operations.base.types import options_of
 from operations.pubsub.base import (
     BrokerTarget,
     Consumer,
@@ -73,7 +74,6 @@ from operations.pubsub.nats.client import (
 )
 from operations.pubsub.nats.jetstream import NO_JETSTREAM, JetStream, stream_name
 from operations.pubsub.signing import signed
-from operations.types import options_of
 
 __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]
 

@@ -28,9 +28,10 @@ from nats.errors import Error
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 
-from operations._resilience import Backoff, LogThrottle
-from operations._tasks import start_task
-from operations.errors import TransportError
+from operations.base.errors import TransportError
+from operations.base.logs import LogThrottle
+from operations.base.retry import Backoff
+from operations.base.tasks import start_task
 from operations.pubsub.base import Subscription, WorkerStats, enforce_loop
 from operations.pubsub.config import NOT_PERMITTED
 from operations.pubsub.delivery import enforce_size

@@ -31,9 +31,9 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 
-from operations._resilience import LogThrottle
-from operations._tasks import cancel_tasks
-from operations.errors import NotSentError, QueueFullError, TransportError
+from operations.base.errors import NotSentError, QueueFullError, TransportError
+from operations.base.logs import LogThrottle
+from operations.base.tasks import cancel_tasks
 from operations.pubsub.base import Consumer, Delivery, QueueState, StoredLetter
 from operations.pubsub.config import NatsConfig
 from operations.pubsub.delivery import IDLE, BatchSize, BrokerClock, deliver

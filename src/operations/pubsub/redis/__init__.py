@@ -24,8 +24,7 @@ from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any
 
-from operations._json import MAX_REQUEST_VALUES
-from operations.errors import (
+from operations.base.errors import (
     MissingExtraError,
     NoReceiverError,
     NotPermittedError,
@@ -33,12 +32,14 @@ from operations.errors import (
     QueueFullError,
     TransportError,
 )
+from operations.base.json.values import MAX_REQUEST_VALUES
 
 if find_spec("redis") is None:
     raise MissingExtraError("operations.pubsub.redis", extra="redis")
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from operations.base.types import options_of
 from operations.pubsub.base import (
     PUT_TYPE,
     Consumer,
@@ -67,7 +68,6 @@ from operations.pubsub.redis.subscriptions import (
     QueueReader,
 )
 from operations.pubsub.signing import signed
-from operations.types import options_of
 
 __all__ = [
     "RedisConfig",

@@ -22,9 +22,10 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
-from operations._resilience import Backoff, LogThrottle
-from operations._tasks import cancel_tasks, shielded
-from operations.errors import TransportError
+from operations.base.errors import TransportError
+from operations.base.logs import LogThrottle
+from operations.base.retry import Backoff
+from operations.base.tasks import cancel_tasks, shielded
 from operations.pubsub.base import BrokerTarget
 from operations.pubsub.config import (
     NOT_PERMITTED,

@@ -15,7 +15,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from operations.errors import NotSentError, TransportError
+from operations.base.errors import NotSentError, TransportError
 from operations.pubsub.config import NOT_PERMITTED
 
 CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)

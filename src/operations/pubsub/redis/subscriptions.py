@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from operations._tasks import shielded
-from operations.errors import TransportError
+from operations.base.errors import TransportError
+from operations.base.tasks import shielded
 from operations.pubsub.base import Consumer, Delivery, Receiver
 from operations.pubsub.config import NOT_PERMITTED
 from operations.pubsub.delivery import IDLE, BatchSize, BrokerClock, deliver

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from operations.errors import CallError, ErrorCode, MissingExtraError, TransportError
+from operations.base.errors import CallError, ErrorCode, MissingExtraError, TransportError
 
 if find_spec("websockets") is None:
     raise MissingExtraError("operations.pubsub.websocket", extra="websocket")
@@ -34,13 +34,13 @@ from websockets.exceptions import (
 )
 from websockets.http11 import Request, Response
 
-from operations._hosts import LOOPBACK, HostRules
-from operations._json import MAX_REQUEST_VALUES
-from operations._proxies import PROXY_LOGIN, shown_proxy, usual_proxy
-from operations._resilience import Backoff
-from operations._tasks import shielded
-from operations._text import enforce_lists, without_secrets
-from operations.access import Identity
+from operations.base.json.values import MAX_REQUEST_VALUES
+from operations.base.retry import Backoff
+from operations.base.tasks import shielded
+from operations.base.text import enforce_lists, without_secrets
+from operations.contract.access import Identity
+from operations.io.guard import LOOPBACK, HostRules
+from operations.io.proxies import PROXY_LOGIN, shown_proxy, usual_proxy
 from operations.pubsub.config import connect_failure, enforce_address
 from operations.pubsub.websocket.target import (
     ANNOUNCED,

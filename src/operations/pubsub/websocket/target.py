@@ -18,9 +18,9 @@ import msgspec
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from operations._tasks import cancel_tasks, shielded
-from operations.access import Identity
-from operations.errors import NotSentError, TransportError
+from operations.base.errors import NotSentError, TransportError
+from operations.base.tasks import cancel_tasks, shielded
+from operations.contract.access import Identity
 from operations.pubsub.base import (
     PUT_TYPE,
     Consumer,

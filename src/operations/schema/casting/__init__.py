@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from operations._json import (
+from operations.base.json.objects import without_objects
+from operations.base.json.references import reference_of, target_of
+from operations.base.json.values import (
     MAX_DEPTH,
     JSONValueError,
     as_json,
@@ -21,8 +23,7 @@ from operations._json import (
     object_of,
     to_json,
 )
-from operations._objects import without_objects
-from operations._references import reference_of, target_of
+from operations.base.types import JSONObject
 from operations.schema.casting.changes import Change, Changes, Uniform
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.thorough import CreatingPass, Pass
@@ -33,7 +34,6 @@ from operations.schema.explain import Known, explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
 from operations.schema.references import APPLIED, item_keywords, subschemas
-from operations.types import JSONObject
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""

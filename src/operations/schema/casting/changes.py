@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from operations._json import (
+from operations.base.json.values import (
     JSON_TYPES,
     MAX_NAME,
     SCALARS,
@@ -25,12 +25,12 @@ from operations._json import (
     to_json,
     unescape,
 )
-from operations._text import counted, shortened
+from operations.base.text import counted, shortened
+from operations.base.types import Count
 from operations.schema.casting.typed import names_of
 from operations.schema.explain import NONE_KNOWN, Known, ValidationIssue
 from operations.schema.members import Place
 from operations.schema.values import conversions, convert_all, same, shown
-from operations.types import Count
 
 ChangeKind: TypeAlias = Literal[
     "stripped", "filled", "converted", "created", "replaced", "mismatch", "input"

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import json
 
-from operations._json import MAX_DEPTH, SCALARS, Path, as_json, to_json
+from operations.base.json.values import MAX_DEPTH, SCALARS, Path, as_json, to_json
 from operations.schema.casting.structs import Shaper
 from operations.schema.casting.thorough import Pass, applied, placed
 from operations.schema.casting.typed import NeedsRepair, TypedStrip

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 
 import msgspec
 
-from operations._json import is_plain, to_json
+from operations.base.json.values import is_plain, to_json
 from operations.schema.plans import MISSING, Plan
 from operations.schema.values import scalar_types
 

@@ -20,7 +20,7 @@ from math import ceil, floor, isfinite
 from operator import itemgetter
 from typing import Any
 
-from operations._json import (
+from operations.base.json.values import (
     JSON_TYPES,
     MAX_DEPTH,
     SCALARS,

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import ValidationError, msgpack
 
-from operations._objects import holds_models, holds_objects, pack_objects, without_objects
+from operations.base.json.objects import holds_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.structs import PlanType, list_type
 from operations.schema.plans import MISSING
 

@@ -37,8 +37,9 @@ from typing import (
 
 import msgspec
 
-from operations._json import JSON_TYPES, JSONValueError, canonical, list_of, to_json
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
+from operations.base.json.values import JSON_TYPES, JSONValueError, canonical, list_of, to_json
+from operations.base.types import JSONObject
 from operations.schema.document import Schema
 from operations.schema.python.annotations import Notes, alias_value, is_alias, origin_of, peel
 from operations.schema.python.records import (
@@ -68,7 +69,6 @@ from operations.schema.python.shapes import (
     to_float,
     to_int,
 )
-from operations.types import JSONObject
 
 
 def is_pydantic(annotation: Any) -> bool:

@@ -31,7 +31,7 @@ from typing import (
 
 import msgspec
 
-from operations.errors import SchemaError
+from operations.base.errors import SchemaError
 
 _QUALIFIERS = frozenset({ClassVar, Final, NotRequired, Required})
 _READ_ONLY = frozenset({"typing.ReadOnly", "typing_extensions.ReadOnly"})

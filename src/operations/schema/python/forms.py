@@ -35,7 +35,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from operations._json import (
+from operations.base.json.values import (
     MASK,
     MAX_DEPTH,
     MAX_DOCUMENT_VALUES,
@@ -47,8 +47,8 @@ from operations._json import (
     pointer,
     to_json,
 )
+from operations.base.types import JSONObject
 from operations.schema.python.annotations import hints_of, is_class, origin_of
-from operations.types import JSONObject
 
 Place: TypeAlias = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""

@@ -26,7 +26,8 @@ from typing import (
 import msgspec
 from msgspec import NODEFAULT, UNSET
 
-from operations._json import JSONValueError, to_json
+from operations.base.json.values import JSONValueError, to_json
+from operations.base.types import JSONObject
 from operations.schema.python.annotations import (
     Docstring,
     hints_of,
@@ -47,7 +48,6 @@ from operations.schema.python.shapes import (
     attempt,
     convert_parts,
 )
-from operations.types import JSONObject
 
 
 class Array(msgspec.Struct, frozen=True, eq=False):

@@ -15,13 +15,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from operations._json import JSON_TYPES, is_list, is_object, short_pointer, with_texts
-from operations._text import numbered_name, shortened
+from operations.base.json.values import JSON_TYPES, is_list, is_object, short_pointer, with_texts
+from operations.base.text import numbered_name, shortened
+from operations.base.types import JSONObject
 from operations.schema.document import Schema
 from operations.schema.explain import MAX_ISSUES, ValidationIssue
 from operations.schema.python.annotations import Notes
 from operations.schema.values import identity
-from operations.types import JSONObject
 
 Converter: TypeAlias = Callable[[Any], Any]
 Mode: TypeAlias = Literal["validation", "serialization"]

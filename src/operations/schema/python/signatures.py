@@ -16,8 +16,9 @@ from functools import partial
 from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
 
-from operations._json import count_values, reject_masked, to_json
-from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from operations.base.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from operations.base.json.values import count_values, reject_masked, to_json
+from operations.base.types import JSONObject
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue, mismatch_error
 from operations.schema.python import Foreign, read
@@ -52,7 +53,6 @@ from operations.schema.python.shapes import (
     to_float,
     to_int,
 )
-from operations.types import JSONObject
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(input, context)`; returns the function's result: a value, an awaitable or an async iterator."""

@@ -15,8 +15,8 @@ from typing import Final
 
 from starlette.responses import Response
 
-from operations.front.http import RequestState
 from operations.front.messages import matches_tag
+from operations.front.request import RequestState
 from operations.server.routes import Route
 
 ASSETS: Final = "/~console"

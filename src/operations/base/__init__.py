@@ -1,0 +1,1 @@
+"""The ground: JSON, text, time, errors. It knows no operation and opens no socket."""

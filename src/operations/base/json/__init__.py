@@ -1,0 +1,1 @@
+"""The only rules of JSON: values, decoding, objects and references."""

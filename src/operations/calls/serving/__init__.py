@@ -1,0 +1,1 @@
+"""Workers: running the calls of other processes."""

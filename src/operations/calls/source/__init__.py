@@ -1,0 +1,1 @@
+"""Calling operations in other processes."""

@@ -1,0 +1,602 @@
+"""The client of the call protocol: `call` and `subscribe` over any event target.
+
+Rule 1: a call ends exactly once: by a reply, an error, its deadline, or the closing of this map, whichever is first.
+Rule 2: a request that certainly was not delivered is sent again for some time. The failure detector handles a request
+        that may have been delivered.
+Rule 3: when a caller stops waiting, its worker is asked to stop.
+Rule 4: no message can stop the client: a malformed one is counted, and an event for a call that is not open is ignored.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any, Self
+
+import msgspec
+
+from operations.authority.grants import Delegate
+from operations.base.deadline import NEVER, DeadlineTable
+from operations.base.errors import (
+    CallError,
+    ErrorCode,
+    TransportError,
+    retrieve_exception,
+    timed_out,
+    timeout_error,
+)
+from operations.base.tasks import shielded
+from operations.base.text import in_seconds
+from operations.base.types import JSONObject
+from operations.calls.protocol.events import (
+    AbortPayload,
+    AlivePayload,
+    CallAborted,
+    CallAlive,
+    CallCompleted,
+    CallConfirmed,
+    CallEvent,
+    CallFailed,
+    CallOffered,
+    CallRequested,
+    CallResponded,
+    ConfirmPayload,
+    MalformedEvent,
+    OfferPayload,
+    RequestPayload,
+    ResponsePayload,
+    encode_error,
+    encode_event,
+    milliseconds,
+    read_event,
+    read_output,
+)
+from operations.calls.protocol.states import PendingCall, StreamEntry
+from operations.calls.serving.jobs import DEFAULT_GROUP, DEFAULT_TIMEOUT
+from operations.calls.source.failure_detector import FailureDetector
+from operations.calls.source.sending import CallSender, closed_error, enforce_number, remaining
+from operations.contract.access import Identity
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import ResponseEnvelope
+from operations.pubsub.base import Delivery, EventTarget, Subscription, usable
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.signing import SIGNING_ADVICE
+from operations.registry.streams import Subscription as EnvelopeStream
+
+_REPLIES = frozenset(
+    kind.__struct_config__.tag for kind in (CallResponded, CallCompleted, CallFailed, CallAborted)
+)
+
+DEFAULT_WINDOW = 256
+"""The number of unread items of a subscription that a worker may send."""
+
+_PROMPT = 1.0
+"""Seconds within which a broker that can be reached confirms a subscription."""
+
+_CLOSING = 1.0
+"""Seconds for sending the last messages when the map is closed."""
+
+
+class PendingRequestMap(CallSender):
+    """Calls operations of a worker group over an event target, and tracks the calls that have not ended.
+
+    Use it as an async context manager, or let it open at the first call and close it with `aclose`. It can be the
+    `remote` of a registry.
+
+    Args:
+        target: Transports the events; by default a new `MemoryTarget`.
+        group: The worker group.
+        timeout: The time limit of a call in seconds, even if its context allows more; by default the remaining time
+            of the context, or else 30.
+        idle_timeout: The default time limit between two items of a subscription, in seconds.
+        credential: A token for the workers' resolver, sent with every call that has none.
+        delegate: Returns a token on behalf of the caller of each call, instead of `credential`.
+        send_identity: Put the caller's identity into requests; by default on trusted targets only, because other
+            workers ignore it.
+        heartbeat: Seconds after which a worker that has not replied is asked whether it still has the call.
+        silence: Seconds after which a connected worker that does not respond counts as lost.
+
+    Attributes:
+        pending: The calls and subscriptions that have not ended, by request id.
+        ignored: Events for calls that are not open, and events of unknown types.
+        malformed: Messages that are not events.
+        specs_changed: Set when the workers serve other operations than before.
+    """
+
+    def __init__(
+        self,
+        target: EventTarget | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
+        timeout: float | None = None,
+        idle_timeout: float | None = DEFAULT_TIMEOUT,
+        credential: str | None = None,
+        delegate: Delegate | None = None,
+        send_identity: bool | None = None,
+        heartbeat: float = 1.0,
+        silence: float = 15.0,
+    ) -> None:
+        target = MemoryTarget() if target is None else usable(target)
+        super().__init__(target, group, credential, delegate, send_identity)
+        self.timeout = timeout
+        self.idle_timeout = idle_timeout
+        self.ignored = 0
+        self.malformed = 0
+        self._deadlines: DeadlineTable[PendingCall] = DeadlineTable(self.pending, self._expire)
+        self._detector = FailureDetector(
+            self.target,
+            group,
+            self.mailbox,
+            self.pending,
+            self._workers,
+            end=self._end,
+            resend=self._resend,
+            send_again=lambda call: self._spawn(self._send_again(call)),
+            call=self.call,
+            heartbeat=heartbeat,
+            silence=silence,
+        )
+        self.specs_changed = self._workers.specs_changed
+        self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._subscription: Subscription | None = None
+        self._opening: asyncio.Lock | None = None
+        self._opener: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._detecting: asyncio.Task[Any] | None = None
+        self._closed = self._was_unreachable = False
+        self._asks_peer = target.direct
+        """Whether the peer must still be asked which of its operations may run again."""
+
+    # ---------------------------------------------------------------------------------------- lifetime
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Subscribe to replies. The first call does this if necessary.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+            CallError: `ABORTED` if the map is closed.
+        """
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._subscription is None and not self._closed:
+                loop = asyncio.get_running_loop()
+                addresses, began_at = (self.mailbox, self._callers_topic), loop.time()
+                try:
+                    subscription = await self.target.listen(addresses, self)
+                except TransportError:
+                    self._was_unreachable = True
+                    raise
+                if self._closed:
+                    await subscription.aclose()
+                else:
+                    self._subscription = subscription
+                    # From here on the subscription is known to be active.
+                    self._loop = loop
+                    if self._was_unreachable or loop.time() - began_at > _PROMPT:
+                        # The workers may be reconnecting as well.
+                        self._detector.restored()
+                    if not self.target.direct:
+                        self._detecting = self._spawn(self._detector.run())
+        if self._closed:
+            raise closed_error()
+
+    @shielded
+    async def aclose(self) -> None:
+        """End every pending call with `ABORTED` and stop listening. Closing twice is harmless."""
+        self._closed = True
+        async with AsyncExitStack() as ending:
+            # A step that is cancelled ends early, but all later steps follow.
+            ending.push_async_callback(self._stop_listening)
+            ending.push_async_callback(self._end_tasks)
+            ending.push_async_callback(self._close_handlers)
+            ending.callback(self._abort_all)
+            if self._opening is not None:
+                # An `open` that is still running closes its own subscription.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSING), self._opening:
+                        pass
+
+    def _abort_all(self) -> None:
+        for call in tuple(self.pending.values()):
+            self._abort(call, CallError(ErrorCode.ABORTED, "the calls were closed"))
+
+    async def _close_handlers(self) -> None:
+        # At the same time, because each may wait for its running requests. If cancelled, `_end_tasks` ends them.
+        await asyncio.gather(*(asyncio.shield(self._spawn(close())) for close in self._closers))
+
+    async def _end_tasks(self) -> None:
+        if self._detecting is not None:
+            self._detecting.cancel()
+        self._workers.have_reported.set()
+        self._deadlines.clear()
+        last = tuple(self._tasks)
+        try:
+            if last:
+                await asyncio.wait(last, timeout=_CLOSING)
+        finally:
+            for task in last:
+                task.cancel()
+        await asyncio.gather(*last, return_exceptions=True)
+
+    async def _stop_listening(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.aclose()
+
+    async def close_with(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Await `close` when this map is closed.
+
+        Raises:
+            CallError: `ABORTED` if the map is already closed; `close` was then awaited.
+        """
+        if self._closed:
+            await close()
+            raise closed_error()
+        self._closers.append(close)
+
+    @property
+    def workers_by_specs(self) -> dict[str, str]:
+        """The address of one worker for each version of the group's operations, by the digest of their specs."""
+        return self._workers.by_specs
+
+    async def has_workers(self) -> bool:
+        """Return whether any worker of the group is connected to the broker.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        return (
+            self.target.is_connected if self.target.direct else await self._detector.find_workers()
+        )
+
+    # ---------------------------------------------------------------------------------------- calling
+
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        timeout: float | None = None,
+        identity: Identity | None = None,
+        credential: str | None = None,
+        metadata: JSONObject | None = None,
+        replayable: bool | None = None,
+    ) -> ResponseEnvelope[Any]:
+        """Run a query or mutation on one worker of the group.
+
+        Args:
+            operation_id: The `namespace.name` to run.
+            input: Its input.
+            context: The context of the parent call, which provides identity, metadata and remaining time.
+            timeout: The time limit in seconds, at most the remaining time of the context.
+            identity: The caller; only trusted targets use it.
+            credential: A token that the workers' resolver verifies.
+            metadata: Sent with the request, for example trace context.
+            replayable: Whether the operation may run again if its worker is lost; by default the spec decides.
+
+        Raises:
+            CallError: The operation's own error, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
+                `VALIDATION_ERROR` also for a timeout that is not a number.
+        """
+        if timeout is None:
+            timeout = self.timeout
+        else:
+            enforce_number("timeout", timeout)
+        if context is None or context.deadline is None:
+            limit = DEFAULT_TIMEOUT if timeout is None else timeout
+        else:
+            limit = remaining(context, NEVER if timeout is None else timeout)
+        if not limit > 0:
+            enforce_number("timeout", limit)
+            message = f"{operation_id} was not sent: its time had run out"
+            raise timeout_error(message, None if context is None else context.deadline)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._closed:
+            limit -= await self._ready(operation_id, limit)
+        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
+        future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
+        now = loop.time()
+        call = PendingCall(payload, replayable, now + limit, limit, now, future=future)
+        self._add(call)
+        try:
+            if replayable is None and self._asks_peer:
+                # Before the request, which may kill the peer.
+                self._asks_peer = not await self._detector.ask_for_list(self._workers_address)
+            await self._send(call)
+            return await future
+        except BaseException as error:
+            self._forget(call, error)
+            raise
+
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        idle_timeout: float | None = None,
+        identity: Identity | None = None,
+        credential: str | None = None,
+        metadata: JSONObject | None = None,
+        window: int = DEFAULT_WINDOW,
+        worker: str = "",
+    ) -> EnvelopeStream:
+        """Open a subscription on one worker of the group: an async iterator of envelopes.
+
+        The request is sent when the iteration starts. A slow reader slows the producer: the worker sends at most
+        `window` unread items. `worker` is the address of a specific worker to call.
+
+        Raises:
+            CallError: When iterated; as `call`, and `TIMEOUT` if no item arrives for `idle_timeout` seconds.
+        """
+        idle = self.idle_timeout if idle_timeout is None else idle_timeout
+
+        async def items() -> AsyncGenerator[ResponseEnvelope[Any], None]:
+            limit = remaining(context, NEVER)
+            if idle is not None:
+                enforce_number("idle_timeout", idle)
+            limit -= await self._ready(operation_id, limit if idle is None else min(limit, idle))
+            payload = self._request(
+                operation_id, input, context, limit, identity, credential, metadata
+            )
+            payload = msgspec.structs.replace(
+                payload, credit=window, idle_timeout=None if idle is None else milliseconds(idle)
+            )
+            now = asyncio.get_running_loop().time()
+            stream = StreamEntry(payload.request_id, window)
+            call = PendingCall(
+                payload,
+                replayable=False,
+                expires_at=now + limit,
+                limit=limit,
+                made_at=now,
+                stream=stream,
+                to=worker,
+            )
+            self._add(call)
+            try:
+                await self._send(call)
+            except BaseException as error:
+                self._forget(call, error)
+                raise
+            try:
+                while (envelope := await stream.read(idle)) is not None:
+                    self._grant(call.worker, stream)
+                    yield envelope
+            finally:
+                if self._remove(payload.request_id) is not None:
+                    # The reader has stopped, or no item came in time.
+                    self._ask_to_stop(call)
+
+        return EnvelopeStream(items())
+
+    def abort(self, request_id: str) -> None:
+        """End a pending call with `ABORTED` and ask its worker to stop; does nothing if it is not pending."""
+        call = self.pending.get(request_id)
+        if call is not None:
+            self._abort(call, CallError(ErrorCode.ABORTED, "the call was aborted"))
+
+    async def _ready(self, operation_id: str, limit: float) -> float:
+        """Open the map if necessary; return the seconds that this took, at most `limit`."""
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        if self._subscription is None or self._closed:
+            opener = self._opener
+            if opener is None or opener.done():
+                # A task of its own: it may take time to give up, and the next call profits from it.
+                opener = self._opener = self._spawn(self.open())
+                opener.add_done_callback(retrieve_exception)
+            await asyncio.wait([opener], timeout=limit)
+            if not opener.done():
+                reason = f"no connection was possible within {in_seconds(limit)}"
+                raise timeout_error(f"{operation_id} was not sent: {reason}")
+            if self._closed or opener.cancelled():
+                raise closed_error()
+            try:
+                opener.result()
+            except TransportError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
+        elif self._loop is not loop:
+            raise CallError(
+                ErrorCode.UNAVAILABLE,
+                "these calls belong to another event loop: open a PendingRequestMap on this one",
+                retryable=False,
+            )
+        elapsed = loop.time() - started_at
+        if elapsed >= limit:
+            raise timeout_error(f"{operation_id} was not sent: its time had run out")
+        return elapsed
+
+    # ---------------------------------------------------------------------------------------- sending
+
+    def _add(self, call: PendingCall) -> None:
+        """Add a pending call."""
+        self.pending[call.payload.request_id] = call
+        if call.expires_at < self._deadlines.next:
+            self._deadlines.schedule(call.expires_at)
+
+    def _forget(self, call: PendingCall, error: BaseException) -> None:
+        """Remove a call that failed; if its caller was cancelled, ask the worker to stop."""
+        self._remove(call.payload.request_id)
+        future = call.future
+        # If the deadline passed while the request was being sent, the exception of the future was not retrieved.
+        if future is not None and not future.cancel() and not future.cancelled():
+            future.exception()
+        if isinstance(error, asyncio.CancelledError):
+            self._ask_to_stop(call)
+
+    # ---------------------------------------------------------------------------------------- receiving
+
+    def receive(self, delivery: Delivery) -> None:
+        """Process an event that arrived through the target."""
+        event = read_event(delivery.body, self.target.max_values)
+        if type(event) is CallResponded:
+            call = self.pending.get(event.payload.request_id)
+            if call is not None and call.future is not None:
+                # The call expects one reply, so this is the last event.
+                self._succeed(call, call.future, event.payload)
+            else:
+                self._apply(event, len(delivery.body))
+        elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):
+            self._apply(event, len(delivery.body))
+        elif isinstance(event, CallAlive):
+            # Requests are sent to the address in it.
+            if self.target.is_worker(event.payload.worker):
+                self._receive_report(event.payload)
+            else:
+                self.malformed += 1
+        elif isinstance(event, CallOffered):
+            self._spawn(self._answer_offer(event.payload))
+        elif isinstance(event, MalformedEvent):
+            self.malformed += 1
+            call = self.pending.get(event.request_id)
+            if call is not None and event.type in _REPLIES:
+                self._abort(call, _unreadable(event))
+        elif isinstance(event, CallRequested):
+            self._reject(event.payload, delivery.reply_to)
+        else:
+            self.ignored += 1
+
+    def _receive_report(self, alive: AlivePayload) -> None:
+        """Process the report of a worker, and ask it which of its operations may run again if that is not known."""
+        self._detector.on_alive(alive)
+        if alive.replayable is not None:
+            return
+        if self.target.direct:
+            # The peer serves other operations now.
+            self._asks_peer = True
+        elif self._workers.needs_list(alive.specs, asyncio.get_running_loop().time()):
+            self._spawn(self._detector.ask_for_list(alive.worker))
+
+    def _apply(
+        self, event: CallResponded | CallCompleted | CallFailed | CallAborted, size: int
+    ) -> None:
+        """Pass a reply to its call, or send the call to another worker if this one could not run it."""
+        request_id = event.payload.request_id
+        call = self.pending.get(request_id)
+        if call is None:
+            self.ignored += 1
+            return
+        if isinstance(event, CallFailed):
+            if self._send_elsewhere(call, event.payload):
+                return
+            if call.unavailable and event.payload.code == ErrorCode.OPERATION_NOT_FOUND:
+                event = CallFailed(payload=call.unavailable)
+        if call.stream is None:
+            self._end(request_id, _failure_in(event))
+            return
+        call.seen_at = asyncio.get_running_loop().time()
+        call.is_claimed = True
+        if isinstance(event, CallResponded) and event.payload.reply_to is not None:
+            call.worker = event.payload.reply_to
+        if call.stream.push(event, size):
+            self._remove(request_id)
+            if call.stream.must_stop:
+                self._ask_to_stop(call)
+
+    def _succeed(
+        self,
+        call: PendingCall,
+        future: "asyncio.Future[ResponseEnvelope[Any]]",
+        payload: ResponsePayload,
+    ) -> None:
+        """End a call with its reply."""
+        if payload.sequence is not None:
+            reason = f"{call.payload.operation_id} is a subscription: use subscribe"
+            self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
+            return
+        try:
+            envelope = read_output(payload.output)
+        except ValueError as error:
+            reason = f"the reply is not an envelope: {error}"
+            self._end(payload.request_id, CallError(ErrorCode.UNKNOWN_ERROR, reason))
+            return
+        self._remove(payload.request_id)
+        if not future.done():
+            future.set_result(envelope)
+
+    async def _answer_offer(self, offer: OfferPayload) -> None:
+        """Allow a worker to start a request that waited, unless it may have started elsewhere or its call has ended."""
+        refusal = AbortPayload(request_id=offer.request_id, resends=offer.resends)
+        event: CallEvent = CallAborted(payload=refusal)
+        if await self._detector.accepts(offer):
+            event = CallConfirmed(payload=ConfirmPayload(request_id=offer.request_id))
+        await self._post(offer.worker, encode_event(event))
+
+    def _reject(self, request: RequestPayload, reply_to: str) -> None:
+        """Reject a request, because this end of the connection serves no operations."""
+        error = CallError(ErrorCode.UNAVAILABLE, "this end serves no operations")
+        body = encode_error(request.request_id, error)
+        self._spawn(self._post(reply_to or request.reply_to or "", body))
+
+    def lost(self, reason: str) -> None:
+        """Handle a lost connection. If the connection is the peer itself, its calls are lost as well."""
+        self._detector.lost()
+        if not self.target.direct:
+            return
+        for request_id, call in tuple(self.pending.items()):
+            if call.is_held:
+                # It was not sent again yet.
+                continue
+            may_run_again = self._detector.may_run_again(call) is True
+            if may_run_again and self.target.reconnects:
+                # Sent again when the peer has returned.
+                self._spawn(self._detector.replace(call))
+            else:
+                # A mutation may have run, and a retry could run it twice.
+                is_safe = call.stream is not None or may_run_again
+                error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=is_safe)
+                self._end(request_id, error)
+
+    def restored(self) -> None:
+        """Handle a restored connection. Workers may need more time to reconnect."""
+        self._detector.restored()
+        self._asks_peer = self.target.direct
+
+    # ---------------------------------------------------------------------------------------- ending
+
+    def _expire(self, call: PendingCall) -> None:
+        payload = call.payload
+        if self._detector.is_unserved(call):
+            reason = "its worker was lost" if payload.attempt > 1 else "there is no worker"
+            waited = f"none has returned within {in_seconds(call.limit)}"
+            message = f"{payload.operation_id} could not run: {reason}, and {waited}"
+            unavailable = CallError(ErrorCode.UNAVAILABLE, message)
+            if payload.attempt == 1 and not call.sent_at:
+                unavailable.begun = False
+            self._abort(call, unavailable)
+            return
+        error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
+        if not self.target.direct and self._detector.is_unanswered(call):
+            advice = f"Check that the workers are not blocked. {SIGNING_ADVICE}"
+            error.message += f"; no worker responds to this client. {advice}"
+        self._abort(call, error)
+
+    def _abort(self, call: PendingCall, error: CallError) -> None:
+        """Ask the worker to stop and end the call with `error`."""
+        self._ask_to_stop(call)
+        self._end(call.payload.request_id, error)
+
+
+def _unreadable(event: MalformedEvent) -> CallError:
+    """Return the error of a call whose reply cannot be read."""
+    if event.code == ErrorCode.RESOURCE_EXHAUSTED:
+        return CallError(event.code, f"the result is too large: {event.reason}")
+    return CallError(ErrorCode.UNKNOWN_ERROR, f"the reply is malformed: {event.reason}")
+
+
+def _failure_in(event: CallEvent) -> CallError:
+    """Return the error of a call that ends without a reply."""
+    if isinstance(event, CallFailed):
+        return event.payload.to_error()
+    if isinstance(event, CallAborted):
+        return CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
+    return CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without a reply")

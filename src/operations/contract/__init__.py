@@ -1,0 +1,1 @@
+"""What an operation is: its function, its result, its call, and who may call it."""

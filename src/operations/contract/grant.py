@@ -1,0 +1,303 @@
+"""Grants as data: blocks that narrow what an identity may call."""
+
+from collections.abc import Callable
+from functools import cached_property
+from math import inf
+from typing import Annotated, Any, Protocol, TypeAlias
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from operations.base.clock import is_over
+from operations.base.patterns import Patterns
+from operations.base.types import JSONObject
+from operations.schema import from_schema
+from operations.schema.casting import with_defaults
+
+# ------------------------------------------------------------ grants
+
+_MIN_KEY = 32
+_MAX_RULES = 1_000
+
+Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Budget: TypeAlias = tuple[str, Pattern, int]
+
+
+def secret_key(key: str | bytes, purpose: str) -> bytes:
+    """Return a key as bytes.
+
+    Raises:
+        ValueError: If it is too short.
+    """
+    found = key.encode() if isinstance(key, str) else key
+    if len(found) < _MIN_KEY:
+        raise ValueError(f"the key of {purpose} needs at least {_MIN_KEY} bytes")
+    return found
+
+
+class TokenPart(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of a token."""
+
+
+class Block(TokenPart, frozen=True, kw_only=True):
+    """One step of a delegation: the limits of its holder."""
+
+    id: Name
+    """Revoking this id revokes every grant that contains the block."""
+
+    holder: Name
+    """The agent that uses the grant."""
+
+    operations: tuple[Pattern, ...]
+    """Patterns of the operations that the block covers."""
+
+    input: dict[Pattern, JSONObject | bool] = {}
+    """JSON Schemas that the input must satisfy, by pattern."""
+
+    calls: dict[Pattern, Annotated[int, Meta(ge=0)]] = {}
+    """The total number of calls that the block allows, by pattern."""
+
+    until: int | None = None
+    """When the block expires, in milliseconds since the epoch."""
+
+    approve: tuple[Pattern, ...] = ()
+    """Patterns of the operations whose calls a person must approve."""
+
+
+class GrantOrigin(TokenPart, frozen=True, kw_only=True):
+    """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
+
+    operation: str
+    """The operation that was called: the hub has already approved and counted that call. Empty for further calls."""
+
+    acting: tuple[str, ...] = ()
+
+    keys: tuple[str, ...] = ()
+    """The keys of the blocks of the caller's grant."""
+
+    approve: tuple[Pattern, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+
+    prefix: str = ""
+    """The prefix of the receiver's ids at the hub, where `approve` and `budgets` name operations by their ids."""
+
+    authority: str | None = None
+    """The operation of the hub on whose authority the call runs; None if it runs as the caller."""
+
+
+Complete: TypeAlias = Callable[[Any], Any]
+
+
+class Rules(Struct, frozen=True):
+    """The requirements of a grant for calls to one operation, besides that it covers the operation."""
+
+    accepts: tuple["InputCheck", ...]
+    """Checks of the input, all of which must hold."""
+
+    budgets: tuple[tuple[str, int], ...]
+    """Counters, and the number of calls that each allows."""
+
+    approve: bool
+    """Whether a person must approve the call."""
+
+
+class Issuer(Protocol):
+    """Knows which blocks of its grants were revoked."""
+
+    def is_valid(self, grant: "Grant") -> bool:
+        """Return whether no block was revoked; False if revocations must be read again to know this."""
+        ...
+
+    def has_revoked(self, grant: "Grant") -> bool:
+        """Return whether a block is known to be revoked, without reading revocations."""
+        ...
+
+    async def is_revoked(self, grant: "Grant") -> bool:
+        """Return whether a block was revoked, as of a few seconds ago at most."""
+        ...
+
+
+class Grant(Struct, frozen=True, kw_only=True, dict=True):
+    """A verified chain of blocks."""
+
+    blocks: tuple[Block, ...]
+
+    keys: tuple[str, ...]
+    """A unique name for each block, which its holder cannot choose."""
+
+    origin: GrantOrigin | None = None
+
+    @cached_property
+    def issuer(self) -> Issuer | None:
+        """The issuer, set by `issued_by`; no field, because it is never sent to another process."""
+        return None
+
+    def issued_by(self, issuer: Issuer) -> "Grant":
+        """Set the issuer, which every call with this grant asks for revocations, and return the grant."""
+        vars(self)["issuer"] = issuer
+        return self
+
+    @cached_property
+    def until(self) -> float:
+        """When the first block expires, in milliseconds since the epoch."""
+        return min((each.until for each in self.blocks if each.until is not None), default=inf)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a block has expired, or is known to be revoked."""
+        is_revoked = self.issuer is not None and self.issuer.has_revoked(self)
+        return is_revoked or (self.until != inf and is_over(self.until))
+
+    @cached_property
+    def approve(self) -> tuple[str, ...]:
+        """Patterns of the operations whose calls a person must approve."""
+        passed_on = () if self.origin is None else self.origin.approve
+        return (*passed_on, *(pattern for block in self.blocks for pattern in block.approve))
+
+    @cached_property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The limits on the number of calls. The name of a counter begins with the blocks whose holders derived it."""
+        above, budgets = (
+            ((), ()) if self.origin is None else (self.origin.keys, self.origin.budgets)
+        )
+        keys = (*above, *self.keys)
+        for index, block in enumerate(self.blocks, len(above)):
+            name = "/".join((*(key[:12] for key in keys[1:index]), keys[index]))
+            own = ((f"{name}:{pattern}", pattern, most) for pattern, most in block.calls.items())
+            budgets = (*budgets, *own)
+        return budgets
+
+    @cached_property
+    def is_limited(self) -> bool:
+        """Whether the grant limits the number of calls, or requires approval for some."""
+        return bool(self.approve or self.budgets)
+
+    @cached_property
+    def schemas(self) -> tuple[tuple[str, "InputCheck"], ...]:
+        """Checks of inputs, by pattern; a schema that cannot be used raises a `ValueError`."""
+        return tuple(
+            (pattern, _input_check(schema))
+            for block in self.blocks
+            for pattern, schema in block.input.items()
+        )
+
+    @cached_property
+    def further(self) -> "Grant":
+        """The grant for calls that a handler makes. A grant that a hub minted covers one call and no further ones."""
+        origin = self.origin
+        if origin is None or not origin.operation:
+            return self
+        grant = Grant(
+            blocks=tuple(replace(block, operations=()) for block in self.blocks),
+            keys=self.keys,
+            origin=replace(origin, operation="", authority=None),
+        )
+        return grant if self.issuer is None else grant.issued_by(self.issuer)
+
+    @cached_property
+    def _rules(self) -> dict[str, Rules]:
+        return {}
+
+    @cached_property
+    def _covered(self) -> dict[str, bool]:
+        return {}
+
+    @cached_property
+    def _operations(self) -> tuple[Patterns, ...]:
+        """The operations of each block."""
+        return tuple(Patterns(block.operations) for block in self.blocks)
+
+    @cached_property
+    def _limits(self) -> tuple[Patterns, Patterns]:
+        """All other patterns: those of input schemas, and those of approvals and budgets."""
+        counted = (pattern for _, pattern, _ in self.budgets)
+        return Patterns(pattern for pattern, _ in self.schemas), Patterns((*self.approve, *counted))
+
+    def covers(self, operation_id: str, *, authority: bool) -> bool:
+        """Return whether every block covers an operation, and none has ended. Never raises.
+
+        Args:
+            operation_id: The id of the operation.
+            authority: Whether the operation administers authority: then a block covers it by its exact id only.
+        """
+        try:
+            return not self.has_ended and self._is_covered(operation_id, authority=authority)
+        except Exception:  # noqa: BLE001 - fail closed
+            return False
+
+    def _is_covered(self, operation_id: str, *, authority: bool) -> bool:
+        if authority:
+            return all(operation_id in each.ids for each in self._operations)
+        found = self._covered.get(operation_id)
+        if found is None:
+            found = all(each.cover(operation_id) for each in self._operations)
+            if len(self._covered) < _MAX_RULES:
+                self._covered[operation_id] = found
+        return found
+
+    def accepts(
+        self, operation_id: str, value: Any, complete: Complete, *, authority: bool
+    ) -> bool:
+        """Return whether every block covers an operation with this input. Never raises."""
+        try:
+            return self._is_covered(operation_id, authority=authority) and all(
+                check(value, complete) for check in self.rules(operation_id).accepts
+            )
+        except Exception:  # noqa: BLE001 - fail closed
+            return False
+
+    def is_enough(
+        self, operation_id: str, value: Any, complete: Complete, *, authority: bool
+    ) -> bool:
+        """Return whether a call is allowed, and the grant requires no further step for it."""
+        return (
+            not self.is_limited
+            and self.origin is None
+            and self.accepts(operation_id, value, complete, authority=authority)
+            and (self.issuer is None or self.issuer.is_valid(self))
+        )
+
+    def rules(self, operation_id: str) -> Rules:
+        """Return the requirements of this grant for a call. They also apply to operations that need no grant.
+
+        Raises:
+            SchemaError: If a schema cannot be used.
+        """
+        found = self._rules.get(operation_id)
+        if found is None:
+            found = self._find(operation_id)
+            if len(self._rules) < _MAX_RULES:
+                self._rules[operation_id] = found
+        return found
+
+    def _find(self, operation_id: str) -> Rules:
+        origin, approve, budgets = self.origin, self.approve, self.budgets
+        if origin is not None and origin.operation == operation_id:
+            # The hub that forwarded the call has already approved and counted it.
+            approve, budgets = approve[len(origin.approve) :], budgets[len(origin.budgets) :]
+        # Limits also name it as the hub does, which may have imported it into a namespace.
+        there = () if origin is None else (origin.prefix + operation_id,)
+        inputs, limits = self._limits
+        checked, limited = inputs.matching(operation_id), limits.matching(operation_id, *there)
+        return Rules(
+            tuple(check for pattern, check in self.schemas if pattern in checked),
+            tuple((counter, most) for counter, each, most in budgets if each in limited),
+            not limited.isdisjoint(approve),
+        )
+
+
+InputCheck: TypeAlias = Callable[[Any, Complete], bool]
+
+
+def _input_check(schema: JSONObject | bool) -> InputCheck:
+    accepts = from_schema(schema).compile().accepts
+
+    def check(value: Any, complete: Complete) -> bool:
+        if not accepts(value):
+            return False
+        # The handler uses the default of a parameter or property that the caller omits.
+        filled = complete(value)
+        return filled is value or accepts(with_defaults(value, filled, schema, schema))
+
+    return check

@@ -1,0 +1,228 @@
+"""A changed file takes effect without a restart."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+
+from anyio import move_on_after
+
+from operations.base.errors import OperationsError
+from operations.base.tasks import cancel_tasks, receives_signals
+from operations.config import Config, ConfigError, ConfigFile, load_config, modified_at
+from operations.hub import Hub, tools_of
+from operations.hub.opening import Access, can_sign_in, serves_anonymous, sources_of
+from operations.hub.source import (
+    ListedServer,
+    Source,
+    file_times,
+    fingerprint,
+    limits_of,
+    times_read,
+)
+from operations.mcp.config import read_servers
+
+logger = logging.getLogger("operations.hub")
+
+_POLL_SECONDS = 1.0
+_SETTLE_SECONDS = 0.3
+
+_MAX_SETTLE_SECONDS = 10.0
+
+_LIVE = frozenset({"openapi", "mcp", "mcp_json", "brokers", "access", "limits", "tools"})
+
+
+async def reload(hub: Hub) -> None:
+    """Read the config of a hub again, and apply it.
+
+    Raises:
+        ConfigError: If the file cannot be used; the hub is then unchanged.
+    """
+    async with hub.changing:
+        if hub.file.path is not None:
+            await _written(hub)
+            await _apply(hub, hub.file.path)
+
+
+async def _apply(hub: Hub, path: Path) -> None:
+    hub.file_times = file_times(hub.file)
+    old, new = hub.file, load_config(path)
+    times = times_read(new)
+    _enforce_listings(hub, new)
+    limits, tools = limits_of(new), tools_of(new)
+    access = Access(new, hub.registry.authority.store) if "access" in vars(hub) else None
+    try:
+        hub.tools.change(tools)
+    except (OperationsError, ValueError) as error:
+        raise new.error(str(error), "tools") from error
+    # No step fails from here on.
+    if access is not None:
+        hub.access.become(access)
+    for front in hub.fronts:
+        front.configure(limits, timeout=new.config.limits.timeout)
+        front.credentials.admit_anonymous(serves_anonymous(new))
+    hub.file, hub.file_times = new, times
+    # Before the sources, which may take seconds: a caller may have been removed.
+    for apply in hub.on_reload:
+        try:
+            apply()
+        except OperationsError as error:
+            logger.warning("a part of the config could not be applied: %s", error)
+    for source in hub.sources:
+        if source.opened is not None:
+            source.opened.configure(new)
+    try:
+        await _apply_sources(hub, old, new)
+    except asyncio.CancelledError:
+        # The caller was cancelled; the next reload, which follows soon, completes the work.
+        hub.file, hub.file_times = old, dict.fromkeys(hub.file_times)
+        raise
+    _warn_of_ineffective(hub, old)
+    logger.info("%s was read again", new.path)
+
+
+def _warn_of_ineffective(hub: Hub, old: ConfigFile) -> None:
+    """Log the changes that match no operation or need a restart."""
+    new = hub.file
+    added = new.config.tools.keys() - old.config.tools.keys()
+    for pattern in sorted(added & hub.tools.unmatched) if not hub.absent() else ():
+        logger.warning('[tools."%s"] matches no operation', pattern)
+    stale = _stale(old.config, new.config)
+    if can_sign_in(new) > can_sign_in(old):
+        stale.append("access")
+    if stale:
+        logger.warning("restart to apply the changes of %s", ", ".join(stale))
+
+
+def _enforce_listings(hub: Hub, file: ConfigFile) -> None:
+    """Raise an error if an `mcp.json` whose servers are in use cannot be read."""
+    entries = (each.entry for each in hub.sources if not each.is_unreadable)
+    used = {each.path for each in entries if isinstance(each, ListedServer)}
+    for path in used & set(file.config.mcp_json):
+        try:
+            read_servers(file.existing(path, "mcp_json"))
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
+            raise file.error(
+                f"contains {path}, which cannot be used: {error}", "mcp_json"
+            ) from error
+
+
+def _stale(old: Config, new: Config) -> list[str]:
+    """Return the tables and keys whose changes need a restart."""
+    names = [each.name for each in fields(new) if each.name not in _LIVE]
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in names}
+    servers = "access.authorization_servers"
+    pairs[servers] = old.access.authorization_servers, new.access.authorization_servers
+    pairs["limits.threads"] = old.limits.threads, new.limits.threads
+    if (store := new.authority.broker) is not None and old.authority.broker == store:
+        pairs[f"brokers.{store}"] = old.brokers[store], new.brokers[store]
+    return [name for name, (before, now) in pairs.items() if before != now]
+
+
+async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
+    was_enabled = {_key(each): each.is_enabled for each in sources_of(old)}
+    found = filter(hub.wanted.includes, sources_of(new))
+    wanted = {_key(each): each for each in found if each.kind != "local"}
+    for supervisor in list(hub.supervisors):
+        known = supervisor.source
+        if known.kind == "local":
+            continue
+        source = wanted.pop(_key(known), None)
+        if source is None:
+            await hub.remove(supervisor)
+            continue
+        is_new = was_enabled.get(_key(known)) != source.is_enabled
+        # The operator's choice stays in effect until `enabled` changes in the file.
+        is_wanted = source.is_enabled if is_new else known.is_enabled
+        known.entry = source.entry
+        if not is_wanted:
+            await supervisor.disable()
+        elif not known.is_enabled or fingerprint(source, new) != known.made_of:
+            supervisor.request(is_changed=True)
+    await hub.open(wanted.values(), 0)
+
+
+def _key(source: Source) -> tuple[str, str, str]:
+    path = source.entry.path if isinstance(source.entry, ListedServer) else ""
+    return source.kind, source.name, path
+
+
+@asynccontextmanager
+async def following(
+    hub: Hub, connections: Mapping[str, Callable[[], bool]] | None = None
+) -> AsyncGenerator[None]:
+    """Reload a hub when its file changes and on SIGHUP, and log lost sources, within an `async with` block.
+
+    Args:
+        hub: The hub.
+        connections: Other connections whose loss is logged, by label: each returns whether it is connected.
+    """
+    again, loop = asyncio.Event(), asyncio.get_running_loop()
+    task = asyncio.Task(_follow(hub, again, connections or {}), name="config changes")
+    has_signals = receives_signals()
+    if has_signals:
+        with suppress(NotImplementedError):
+            loop.add_signal_handler(signal.SIGHUP, again.set)
+    try:
+        yield
+    finally:
+        if has_signals:
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(signal.SIGHUP)
+        await cancel_tasks(task)
+
+
+def _log_changes(problems: Mapping[str, str | None], lost: frozenset[str]) -> frozenset[str]:
+    """Log which sources were lost or came back since the last check; return those that are lost now."""
+    for label, problem in problems.items():
+        if problem is not None and label not in lost:
+            logger.warning("%s is not available: %s", label, problem)
+        elif problem is None and label in lost:
+            logger.info("%s is connected again", label)
+    return frozenset(label for label, problem in problems.items() if problem is not None)
+
+
+def _times(hub: Hub) -> dict[Path, int | None]:
+    return {path: modified_at(path) for path in hub.file_times}
+
+
+async def _written(hub: Hub) -> None:
+    """Wait until changed files are completely written, but not forever.
+
+    An empty file, as many programs leave it for a moment, is a valid config.
+    """
+    before = hub.file_times
+    with move_on_after(_MAX_SETTLE_SECONDS):
+        while (times := _times(hub)) != before:
+            before = times
+            await asyncio.sleep(_SETTLE_SECONDS)
+
+
+async def _follow(
+    hub: Hub, again: asyncio.Event, connections: Mapping[str, Callable[[], bool]]
+) -> None:
+    lost = frozenset[str]()
+    while True:
+        with move_on_after(_POLL_SECONDS):
+            await again.wait()
+        # A supervisor logs why it could not open a source.
+        problems = {each.label: each.problem for each in hub.sources if each.opened is not None}
+        for label, is_connected in connections.items():
+            problems[label] = None if is_connected() else "the connection was lost"
+        lost = _log_changes(problems, lost)
+        if not again.is_set() and _times(hub) == hub.file_times:
+            continue
+        again.clear()
+        try:
+            await reload(hub)
+        except ConfigError as error:
+            logger.warning(
+                "the changed config cannot be used, so the previous one stays in effect: %s", error
+            )
+        except Exception:
+            logger.exception("the config could not be read again")

@@ -1,0 +1,1 @@
+"""The HTTP client: requests, connections, redirects and bounded bodies."""

@@ -1,0 +1,1 @@
+"""Operations of MCP servers: connections, listings and calls."""

@@ -1,0 +1,1 @@
+"""What the import and the export of documents share."""

@@ -1,0 +1,1 @@
+"""Operations of an HTTP service: from its document to its responses."""

@@ -1,0 +1,1 @@
+"""What happened: the tree of calls, audit lines and logs."""

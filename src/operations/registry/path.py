@@ -1,0 +1,610 @@
+"""The path of a query or mutation, from its input to the caller's envelope.
+
+`invoke` runs a call without deadline, middleware or observers, with little overhead. `run` adds those. `finisher`
+turns the result into an envelope.
+
+Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of the same shape is data.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from math import inf
+from time import perf_counter, time, time_ns
+from types import CoroutineType
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from operations.base.errors import CallError, ErrorCode, SchemaError, forward_error, timeout_error
+from operations.base.json.objects import without_objects
+from operations.base.json.values import (
+    JSON_TYPES,
+    MAX_DEPTH,
+    TOO_LONG,
+    JSONValueError,
+    as_json,
+    count_values,
+    nests_within,
+    object_of,
+    reject_masked,
+    to_json,
+)
+from operations.base.text import printable
+from operations.base.time_limit import TimeLimit
+from operations.contract.access import access_denied, has_delegated_authority
+from operations.contract.channel import CLOSED
+from operations.contract.context import OperationContext
+from operations.contract.envelopes import (
+    DescribedEnvelope,
+    LocalResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    TextContent,
+    add_changes,
+    local_envelope,
+)
+from operations.contract.specs import Operation, OperationSpec, OperationType, OutputPolicy
+from operations.registry.checks import permits_form, permits_input, read_input, reads_input
+from operations.registry.counters import CallSeries
+from operations.registry.lenient import convert_input, noting
+from operations.registry.middleware import Call, Envelope, Next
+from operations.registry.plan import CallPlan, Finisher
+from operations.registry.reports import code_of, count_end, fail, recorded, report_start
+from operations.registry.services import ChangeLog, PipelineHost
+from operations.registry.timing import within
+from operations.schema import (
+    Change,
+    CheckedInput,
+    CompiledSchema,
+    Normalise,
+    Schema,
+    invalid_json,
+    validate_or_raise,
+)
+
+logger = logging.getLogger("operations")
+
+_pack = msgspec.msgpack.Encoder().encode
+
+_LONG_AGO = 1e11
+"""A time in 1973, in milliseconds since the epoch. An earlier deadline was probably given in seconds."""
+
+
+def enter(plan: CallPlan, context: OperationContext) -> None:
+    """Raise an error unless the caller, or the calling operation, may call this operation. Uses no budget."""
+    try:
+        permits, identity = plan.permits, context.identity
+        grant = None if identity is None else identity.grant
+        is_covered = (
+            grant is None
+            or not plan.operation.needs_grant
+            or grant.covers(plan.id, authority=plan.spec.authority)
+        )
+        is_permitted = (
+            (is_covered and (permits is None or permits(identity)))
+            or plan.is_inner
+            or has_authority(plan, context)
+        )
+    except Exception as error:
+        raise _denied(plan) from error
+    if not is_permitted:
+        raise _denied(plan)
+
+
+def _denied(plan: CallPlan) -> CallError:
+    error = access_denied(plan.id)
+    error.operation_id = plan.id
+    return error
+
+
+def has_authority(plan: CallPlan, context: OperationContext) -> bool:
+    """Return whether the access of the caller need not be checked."""
+    if context.trusted:
+        return True
+    # The authority is valid for one operation: a handler that forwards its own context gains no other access.
+    if context.authority is not None and context.authority[1] == plan.id:
+        return True
+    spec = plan.spec
+    return has_delegated_authority(
+        spec.access_control, context.identity, spec.id, authority=spec.authority
+    )
+
+
+async def guard(
+    plan: CallPlan, value: Any, context: OperationContext
+) -> tuple[Any, OperationContext]:
+    """Make the checks that depend on the final input; return the input and the context for the handler.
+
+    Raises:
+        CallError: `ACCESS_DENIED`, `APPROVAL_REQUIRED`, `RESOURCE_EXHAUSTED` if a budget is exhausted, or `UNAVAILABLE`
+            if the store cannot be read.
+    """
+    if plan.is_inner:
+        return value, context
+    identity, checked = context.identity, None
+    grant = None if identity is None or not plan.operation.needs_grant else identity.grant
+    try:
+        as_caller = not has_authority(plan, context)
+        if as_caller and not permits_form(plan, grant, context, value, plan.completed):
+            raise _denied(plan)
+        if reads_input(plan, grant, context, as_caller=as_caller):
+            checked = await read_input(plan, value, context)
+            value, form = checked.input, checked.form
+            if as_caller and not permits_input(plan, grant, context, checked):
+                raise _denied(plan)
+            if isinstance(context.checked, str) and (
+                form is None or form.digest != context.checked
+            ):
+                raise _denied(plan)
+        # A grant may be revoked after its token was resolved, while a call or an agent runs.
+        issuer = None if grant is None or not as_caller else grant.issuer
+        if grant is not None and issuer is not None and await issuer.is_revoked(grant):
+            raise _denied(plan)
+        if plan.admits or (grant is not None and grant.is_limited):
+            authority = plan.host.authority
+            value = await authority.admit(plan.operation, plan.digest, value, context, checked)
+    except BaseException as error:
+        ledger = plan.host.authority.ledger
+        if ledger is not None:
+            ledger.end(plan.id, context, code_of(error, context) or "", rejected=True)
+        raise
+    # The next process checks and counts a forwarded call as the call that the grant covers.
+    further = grant if grant is None or plan.operation.forwards else grant.further
+    if identity is not None and further is not grant:
+        context = context.changed(identity=replace(identity, grant=further))
+    if context.reach is not plan.reach or context.checked is not checked:
+        context = context.changed(reach=plan.reach, checked=checked)
+    return value, context
+
+
+async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> Any:
+    """Check a call as `invoke` does, without running it; return the input for its handler.
+
+    Raises:
+        CallError: As the call would.
+    """
+    try:
+        enter(plan, context)
+        plan, value = admit(plan, value, context)
+        value, _ = await guard(plan, value, context)
+    except CallError as error:
+        forward_error(error)
+        raise
+    return value
+
+
+async def checked_input(plan: CallPlan, value: Any, context: OperationContext) -> CheckedInput:
+    """Return what the handler would receive in a call, for the rules of a process that forwards it; run nothing.
+
+    Raises:
+        CallError: `ACCESS_DENIED` or `VALIDATION_ERROR`, as the call would.
+    """
+    enter(plan, context)
+    plan, value = admit(plan, value, context)
+    identity = context.identity
+    grant = None if identity is None or not plan.operation.needs_grant else identity.grant
+    is_permitted = has_authority(plan, context)
+    if not is_permitted and not permits_form(plan, grant, context, value, plan.completed):
+        raise _denied(plan)
+    return await read_input(plan, value, context)
+
+
+async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any:
+    value, inner = await guard(plan, value, context)
+    with recorded(plan, context) as results:
+        result = plan.handler(value, inner)
+        results.append(await result if inspect.isawaitable(result) else result)
+    return results[0]
+
+
+def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPlan, Any]:
+    """Return the plan to run and the validated input as plain JSON.
+
+    Missing input becomes an empty object if that is valid.
+    An input that is not valid may be converted; the plan then adds the changes to the result.
+
+    Raises:
+        CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
+    """
+    files = plan.operation.files
+    held = None if files is None else files.hold(value)
+    if held is not None:
+        value = held.value
+    failure: JSONValueError | None = None
+    try:
+        decoded = context.channel.decoded
+        # Middleware may have changed the input.
+        is_plain = decoded and decoded.pop() is value and not plan.host.middleware
+        plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
+        if plain is not value:
+            reject_masked(plain, value)
+        is_accepted = plan.accepts(plain)
+        if not is_accepted and plain is None and plan.accepts({}):
+            return plan, {}
+        if not is_accepted and plan.converts(context):
+            converted = convert_input(plan.spec.input_schema.compile(), plain)
+            if converted is not None:
+                plain, plan, is_accepted = converted.value, noting(plan, converted.changes), True
+        if is_accepted:
+            return plan, plain if held is None else held.restore(plain)
+    except JSONValueError as error:
+        failure = error  # reported below, with its path
+    schema = plan.spec.input_schema
+    if value is None and object_of(schema.document).get("type") == "object":
+        # Name the required properties.
+        value = {}
+    try:
+        validate_or_raise(schema, value, subject=f"input of {plan.id}")
+        raise invalid_json(plan.id, failure or JSONValueError("is not JSON"))
+    except CallError as error:
+        error.operation_id = plan.id
+        raise
+
+
+async def invoke(
+    plan: CallPlan, value: Any, context: OperationContext, series: CallSeries | None = None
+) -> Envelope:
+    """Run a query or mutation, return its envelope, and count it in `series`."""
+    began = 0.0
+    if series is not None:
+        series.started += 1
+        if series.times_all or context.channel is not CLOSED:
+            began = perf_counter()
+    try:
+        # Check access before validation, so that a caller without access learns nothing about the input.
+        identity = context.identity
+        if identity is not None or plan.permits is not None:
+            enter(plan, context)
+        grant = None if identity is None else identity.grant
+        plain: Any = None
+        is_whole = False
+        if plan.flat is not None:
+            try:
+                # Validate and convert to plain JSON in C, which removes unknown properties.
+                plain = plan.flat(_pack(value))
+                is_whole = len(plain) == len(value)
+            except Exception:  # noqa: BLE001, S110 - the general way explains any error
+                pass
+        if is_whole:
+            value = plain
+        else:
+            plan, value = admit(plan, value, context)
+        if (
+            plan.is_plain
+            and context.reach is None
+            and context.checked is None
+            and (
+                grant is None
+                or (
+                    not (plan.is_typed and grant.rules(plan.id).accepts)
+                    and grant.is_enough(
+                        plan.id, value, plan.completed, authority=plan.spec.authority
+                    )
+                )
+            )
+        ):
+            result: Any = plan.handler(value, context)
+        else:
+            result = _guarded(plan, value, context)
+        # A plain function that does not block may return a result or an awaitable.
+        if type(result) is CoroutineType or inspect.isawaitable(result):
+            result = await result  # pyright: ignore[reportUnknownVariableType]
+        if type(result) in ENVELOPES and is_large(result):  # pyright: ignore[reportUnknownArgumentType]
+            envelope = await asyncio.to_thread(plan.finish, result)
+        else:
+            envelope = plan.finish(result)
+        if series is not None:
+            meta = envelope.meta
+            if type(meta) is not LocalResponseMeta or meta.changes:
+                count_end(series, envelope, context, began)
+            elif began:
+                series.finish(None, perf_counter() - began)
+            else:
+                series.untimed += 1
+    except BaseException as error:  # noqa: BLE001 - `fail` raises it
+        failure = error
+    else:
+        return envelope
+    try:
+        fail(plan, context, failure)
+    except BaseException as error:
+        if series is not None:
+            series.finish(code_of(error, context), perf_counter() - began if began else None)
+        raise
+    finally:
+        del failure  # it refers to this frame
+
+
+def run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any, Any, Envelope]:
+    """Run `invoke` with observers, the deadline and middleware."""
+    host = plan.host
+    if not host.observed and host.counters is None:
+        return _run(plan, value, context)
+    return _reported(plan, value, context)
+
+
+def _run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any, Any, Envelope]:
+    if context.deadline is not None and context.must_be_timed:
+        return timed(plan, value, context)
+    return (_through if plan.host.middleware else invoke)(plan, value, context)
+
+
+async def _reported(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
+    finished = report_start(plan.host, plan.id, context)
+    try:
+        envelope = await _run(plan, value, context)
+    except BaseException as error:
+        finished(error)
+        raise
+    finished(envelope)
+    return envelope
+
+
+async def _through(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
+    """Run the middleware, outermost first, if the caller has access."""
+    enter(plan, context)
+    middleware = plan.host.middleware
+
+    def step(index: int) -> Next:
+        async def call_next(call: Call) -> Envelope:
+            if index == len(middleware):
+                return await invoke(plan, call.input, call.context)
+            return of_middleware(await middleware[index](call, step(index + 1)))
+
+        return call_next
+
+    try:
+        return await step(0)(Call(plan.spec, value, context))
+    except BaseException as error:  # noqa: BLE001 - `fail` raises it
+        failure = error
+    try:
+        fail(plan, context, failure)
+    finally:
+        del failure  # it refers to this frame
+
+
+async def timed(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
+    """Run `invoke` with the deadline and middleware."""
+    seconds = context.remaining
+    if seconds <= 0:
+        deadline = cast("float", context.deadline)
+        hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
+        message = f"{plan.id} was not started: its time had run out{hint}"
+        raise timeout_error(message, deadline, operation_id=plan.id)
+    path = _through if plan.host.middleware else invoke
+    return cast("Envelope", await within(seconds, plan, context, path, plan, value, context))
+
+
+def prepare(
+    operation: Operation,
+    host: PipelineHost,
+    *,
+    is_inner: bool = False,
+    log: ChangeLog | None = None,
+) -> CallPlan:
+    """Return an operation ready for calls.
+
+    Args:
+        operation: The operation.
+        host: The registry that runs it.
+        is_inner: Whether another plan with the same id has already checked the caller.
+        log: The log of its earlier plan.
+
+    Raises:
+        SchemaError: If its input schema cannot be used.
+    """
+    log = log or ChangeLog(operation.spec.id)
+    finish = finisher(operation.spec, operation.output or host.output, log)
+    plan = CallPlan(operation, host, finish, log, is_inner=is_inner)
+    is_stream = operation.spec.type is OperationType.SUBSCRIPTION
+    if operation.timeout is not None and not is_inner and not is_stream:
+        plan.handler = _limited(plan, plan.handler, operation.timeout)
+    return plan
+
+
+def _limited(
+    plan: CallPlan, handler: Callable[[Any, OperationContext], Any], seconds: float
+) -> Callable[[Any, OperationContext], Any]:
+    """Return a handler that ends after the operation's own time limit, which a caller can shorten but not extend."""
+
+    async def call(value: Any, context: OperationContext) -> Any:
+        result = handler(value, context)
+        return await result if inspect.isawaitable(result) else result
+
+    async def call_within(value: Any, context: OperationContext) -> Any:
+        outer, own, given = context.limit, context.deadline, inf
+        if outer is not None:
+            own, given = None, outer.remaining
+        elif own is not None:
+            given = context.remaining
+            if given <= seconds:
+                # The caller's own deadline ends the call.
+                return await call(value, context)
+            # The clock may have been set since.
+            own = (time() + given) * 1000
+        limit = TimeLimit(seconds, deadline=own, outer=outer)
+        context = context.changed(deadline=limit.deadline, limit=limit)
+        return await within(min(seconds, given), plan, context, call, value, context)
+
+    return call_within
+
+
+_BITS = TOO_LONG.bit_length()
+
+_ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]})
+"""The schema of a JSON response that was declared without a schema: text is then a mismatch."""
+
+
+def finisher(spec: OperationSpec, policy: OutputPolicy, log: ChangeLog) -> Finisher:
+    """Return the function that turns a handler's result into the caller's envelope."""
+    operation_id = spec.id
+    compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
+    normalise = _normalise(operation_id, compiled, policy)
+    certain = frozenset[type]() if compiled is None else compiled.certain
+    containers = frozenset({dict}) if compiled is None else compiled.plan.open_containers
+
+    def finish(result: Any) -> Envelope:
+        kind = type(result)  # pyright: ignore[reportUnknownVariableType]
+        changes = None
+        if kind in certain and (kind is not int or result.bit_length() < _BITS):
+            data = result
+        elif kind in containers:
+            data = to_json(result)
+        else:
+            if kind is int:
+                to_json(result)  # rejected if it has too many digits
+            elif kind not in JSON_TYPES:
+                if kind is DescribedEnvelope:
+                    return _finish_described(result, operation_id, policy, log)
+                if isinstance(result, ResponseEnvelope):
+                    return pass_on(result)  # pyright: ignore[reportUnknownArgumentType]
+                if isinstance(result, (bytes, bytearray, memoryview)):
+                    return local_envelope(bytes(cast("bytes", result)), operation_id)
+            data, changes = normalise(result)
+        # `local_envelope`, inlined: this is the last step of nearly every call.
+        meta = LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
+        if changes is not None:
+            log.note(changes)
+            meta = add_changes(meta, changes)
+        return ResponseEnvelope(data, meta)
+
+    def pass_on(envelope: Envelope) -> Envelope:
+        """Return a handler's own envelope with its meta; normalise its data if there is a schema."""
+        if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
+            not isinstance(envelope.meta, LocalResponseMeta)
+            and (compiled is None or _is_not_described(envelope))
+        ):
+            return proper(envelope)
+        return _normalised(envelope, normalise, log)
+
+    return finish
+
+
+_LARGE, _LARGE_TEXT = 10_000, 1024 * 1024
+"""Results of other services with at least this many values, or characters of text, are normalised in a thread."""
+
+ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
+"""The types of envelopes, for a check that is much faster than `isinstance` of a struct."""
+
+
+def is_large(envelope: Envelope) -> bool:
+    """Return whether normalising the result of a service could block the event loop for long."""
+    data = envelope.data
+    if type(envelope) is DescribedEnvelope:
+        if envelope.is_clean:
+            return False
+        schema, size = envelope.schema, envelope.size
+        if schema is not None and schema.casts_slowly:
+            return True
+        # A JSON value takes at least two bytes, including its separator.
+        if size is not None and size <= 2 * _LARGE:
+            return False
+    if type(data) is str:
+        return len(data) > _LARGE_TEXT
+    return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE
+
+
+def _finish_described(
+    envelope: DescribedEnvelope[Any], operation_id: str, policy: OutputPolicy, log: ChangeLog
+) -> Envelope:
+    """Return a handler's envelope, normalised with its own schema."""
+    plain, schema = ResponseEnvelope(envelope.data, envelope.meta), envelope.schema
+    if envelope.is_clean:
+        return plain
+    if envelope.is_raw and (schema is None or schema.is_unknown):
+        schema = _ANY_BUT_TEXT
+    if schema is None or type(plain.data) is bytes:
+        return proper(plain)
+    if schema.casts_slowly:
+        schema.begin_casts()
+    # No policy replaces text that was received instead of JSON.
+    used: OutputPolicy = "cast" if envelope.is_raw and policy == "create" else policy
+    compiled = None if used == "off" else _compiled(operation_id, schema)
+    if compiled is None:
+        return proper(plain)
+    return _normalised(plain, _normalise(operation_id, compiled, used), log)
+
+
+def _normalised(envelope: Envelope, normalise: Normalise, log: ChangeLog) -> Envelope:
+    """Return an envelope with its data normalised, and the changes added to its meta."""
+    data, changes = normalise(envelope.data)
+    if changes is None:
+        return ResponseEnvelope(data, envelope.meta)
+    log.note(changes)
+    return ResponseEnvelope(data, add_changes(envelope.meta, changes))
+
+
+def _is_not_described(envelope: Envelope) -> bool:
+    """Return whether the output schema does not apply, because the data is an MCP error, text or content blocks."""
+    meta = envelope.meta
+    if not isinstance(meta, MCPResponseMeta):
+        return False
+    if meta.is_error or meta.structured_content is not None:
+        return meta.is_error
+    # If the only text block contains JSON, the adapter has decoded it, and the schema applies.
+    texts = [block.text for block in meta.content if isinstance(block, TextContent)]
+    plain = (texts[0], msgspec.to_builtins(meta.content)) if len(texts) == 1 else ()
+    return not plain or envelope.data in plain
+
+
+def of_middleware(result: object) -> Envelope:
+    """Return the checked result of a middleware.
+
+    Raises:
+        TypeError: If it is not a `ResponseEnvelope`.
+    """
+    if not isinstance(result, ResponseEnvelope):
+        raise TypeError(f"a middleware must return an envelope, not {type(result).__name__}")
+    return proper(result)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def proper(envelope: Envelope) -> Envelope:
+    """Return an envelope that user code created, with its data converted to JSON or bytes."""
+    data: Any = envelope.data
+    if type(data) is bytes:
+        return envelope
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return ResponseEnvelope(bytes(cast("bytes", data)), envelope.meta)
+    plain = as_json(data)
+    return envelope if plain is data else ResponseEnvelope(plain, envelope.meta)
+
+
+def _normalise(
+    operation_id: str,
+    compiled: CompiledSchema | None,
+    policy: OutputPolicy,
+) -> Normalise:
+    """Return the function that converts a result to JSON and applies `policy`."""
+    if compiled is None:
+        return lambda value: (to_json(without_objects(value)), None)
+    if policy == "cast" or policy == "keep" or policy == "create":
+        return compiled.normaliser(policy)
+    is_valid = compiled.is_valid
+
+    def warn(value: Any) -> tuple[Any, list[Change] | None]:
+        data = to_json(without_objects(value))
+        return data, None if is_valid(data) else compiled.mismatches(data)
+
+    def refuse(value: Any) -> tuple[Any, list[Change] | None]:
+        data = to_json(without_objects(value))
+        if not is_valid(data):
+            raise CallError(
+                ErrorCode.EXECUTION_ERROR,
+                f"{operation_id} returned a result that does not match its output schema",
+                {"errors": msgspec.to_builtins(compiled.errors(data))},
+            )
+        return data, None
+
+    return refuse if policy == "strict" else warn
+
+
+def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
+    """Return the compiled schema; None if it is unknown or cannot be used."""
+    try:
+        return None if schema.is_unknown else schema.compile()
+    except SchemaError as error:
+        logger.warning("%s: the output schema is not used: %s", operation_id, printable(str(error)))
+        return None

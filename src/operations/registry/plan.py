@@ -1,0 +1,141 @@
+"""What is known about an operation before its calls: the compiled form of its spec."""
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import (
+    Callable,
+)
+from typing import Any, TypeAlias
+
+from msgspec.json import encode
+
+from operations.base.patterns import Patterns
+from operations.base.threads import _forget_all_threads, is_blocking
+from operations.contract.access import permission, resource_permission
+from operations.contract.context import OperationContext, Reach
+from operations.contract.events import CallAbandoned, now
+from operations.contract.specs import (
+    Operation,
+    OperationType,
+)
+from operations.registry.middleware import Envelope
+from operations.registry.services import ChangeLog, PipelineHost
+
+logger = logging.getLogger("operations")
+Finisher: TypeAlias = Callable[[Any], Envelope]
+"""Turns the result of a handler into the envelope for its caller."""
+"""Seconds that a cancelled handler has to clean up before its caller stops waiting."""
+"""How long a thread waits for more work before it ends."""
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_threads)
+"""Upper bounds of the histogram of durations, in seconds."""
+"""The series for all unregistered operations, because callers can send any number of unknown ids; and the code for all
+further codes of an operation."""
+"""The largest number of error codes that are counted separately for one operation; a remote one may send any code."""
+"""The largest number of removed operations whose counters are stored."""
+"""Runs the rest of a query or mutation."""
+"""Runs the rest of a subscription."""
+"""Wraps a query or mutation: `async def m(call, next): return await next(call)`."""
+"""Wraps a subscription: an async generator over `next(call)`."""
+
+
+class CallPlan:
+    """An operation prepared for calls, with its compiled schemas and access check.
+
+    Args:
+        operation: The operation.
+        host: The registry that runs it.
+        finish: Turns a result into the envelope for the caller.
+        log: Logs changes of results, once of each kind.
+        is_inner: Whether another plan with the same id has already checked the caller.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        host: PipelineHost,
+        finish: Finisher,
+        log: ChangeLog,
+        *,
+        is_inner: bool = False,
+    ) -> None:
+        spec = operation.spec
+        self.is_inner = is_inner
+        self.operation = operation
+        self.spec = spec
+        self.id = spec.id
+        self.host = host
+        self.permits = None if spec.access_control.is_open else permission(spec.access_control)
+        self.permits_input = resource_permission(spec.access_control)
+        calls = host.calls if operation.calls is None else tuple(operation.calls)
+        self.is_typed = operation.reader is not None
+        self.reach = Reach(self.id, Patterns(calls)) if calls else None
+        self.admits = not is_inner and (
+            operation.approve is not None or host.authority.ledger is not None
+        )
+        self.is_plain = self.permits_input is None and self.reach is None and not self.admits
+        self.accepts: Callable[[Any], bool] = _accepts_any
+        # Rejects inputs with files, which `admit` replaces before it validates the input.
+        self.flat: Callable[[bytes], Any] | None = None
+        if operation.input != "off":
+            compiled = spec.input_schema.compile()
+            self.accepts, self.flat = compiled.accepts, compiled.flat
+        self.finish = finish
+        self.log = log
+        self.handler = self._runnable()
+        self.series = None if host.counters is None else host.counters.of(self.id)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the contract."""
+        return self.spec.digest
+
+    @functools.cached_property
+    def _has_defaults(self) -> bool:
+        return b'"default":' in encode(self.spec.input_schema.document)
+
+    def completed(self, value: Any) -> Any:
+        """Return an input with the defaults of everything that it omits; `value` itself if there are none."""
+        return self.spec.completed(value) if self._has_defaults else value
+
+    def converts(self, context: OperationContext) -> bool:
+        """Return whether an input of this caller that is not valid may be converted."""
+        policy = self.operation.input
+        return context.lenient if policy is None else policy == "convert"
+
+    def _runnable(self) -> Callable[[Any, OperationContext], Any]:
+        handler = self.operation.handler
+        blocking = self.operation.blocking
+        if blocking is None:
+            blocking = is_blocking(handler)
+        if not blocking or self.spec.type is OperationType.SUBSCRIPTION:
+            return handler
+        host = self.host
+
+        async def in_thread(value: Any, context: OperationContext) -> Any:
+            def abandoned() -> None:
+                if self.series is not None:
+                    self.series.abandoned += 1
+                logger.warning(
+                    "%s: the caller disconnected, but the handler's thread continues", self.id
+                )
+                host.notify(
+                    CallAbandoned(
+                        request_id=context.request_id, operation_id=self.id, timestamp=now()
+                    )
+                )
+
+            result = await host.threads.run(handler, value, context, on_abandon=abandoned)
+            # A plain function may return an awaitable.
+            return await result if inspect.isawaitable(result) else result
+
+        return in_thread
+
+
+def _accepts_any(value: Any) -> bool:
+    """Accept any input. A missing one is replaced by an empty object, which handlers of imported operations expect."""
+    return value is not None

@@ -1,0 +1,120 @@
+"""What all calls of a registry share."""
+
+import asyncio
+import logging
+from collections.abc import (
+    Collection,
+    Sequence,
+)
+from typing import Any
+
+from operations.authority import Authority
+from operations.base.errors import (
+    retrieve_exception,
+)
+from operations.base.logs import LogThrottle
+from operations.base.text import enforce_lists, printable
+from operations.base.threads import ThreadPool
+from operations.contract.context import OperationContext
+from operations.contract.events import CallEvent, Observer, notify
+from operations.contract.specs import (
+    OutputPolicy,
+    enforce_policy,
+)
+from operations.registry.counters import CallCounters
+from operations.registry.middleware import Middleware, StreamMiddleware
+from operations.schema import Change
+
+logger = logging.getLogger("operations")
+
+_GRACE = 0.05
+
+
+class PipelineHost:
+    """The state that all calls of a registry share.
+
+    Attributes:
+        output: The default output policy.
+        calls: Patterns of operations that handlers may call on the authority of their operation, unless it declares
+            its own.
+        authority: Stores budgets and approvals.
+        threads: Runs `def` handlers.
+        middleware: Wraps queries and mutations, the outermost first.
+        stream_middleware: Wraps subscriptions.
+        counters: Set while calls are counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        output: OutputPolicy | None,
+        max_threads: int,
+        calls: Collection[str],
+        authority: Authority | None,
+    ) -> None:
+        enforce_policy(output)
+        enforce_lists(calls=calls)
+        self.output: OutputPolicy = output or "cast"
+        self.calls = tuple(calls)
+        self.authority = authority or Authority()
+        self.threads = ThreadPool(max_threads)
+        self.middleware: tuple[Middleware, ...] = ()
+        self.stream_middleware: tuple[StreamMiddleware, ...] = ()
+        self.counters: CallCounters | None = None
+        self._observers: list[Observer] = []
+        self._observer_failures: dict[int, LogThrottle] = {}
+        self._left_behind: set[asyncio.Task[Any]] = set()
+
+    @property
+    def observed(self) -> bool:
+        """Whether there are observers."""
+        return bool(self._observers)
+
+    def notify(self, event: CallEvent) -> None:
+        """Send an event to the observers."""
+        notify(tuple(self._observers), event, self._observer_failures)
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
+        self._left_behind.add(task)
+        task.add_done_callback(self._left_behind.discard)
+        task.add_done_callback(retrieve_exception)
+
+    async def stop(self, work: "asyncio.Task[Any]", context: OperationContext) -> None:
+        """Cancel `work` and its nested calls. Wait briefly; `keep` tracks work that is still running."""
+        if not work.cancelling():
+            # Cancel only once: a second cancellation would interrupt the cleanup.
+            work.cancel()
+        context.abort_nested()
+        self.keep(work)
+        await asyncio.wait({work}, timeout=_GRACE)
+
+
+class ChangeLog:
+    """Logs the first change of each kind to the results of one operation; `meta.changes` has all of them."""
+
+    def __init__(self, operation_id: str) -> None:
+        self._operation_id = operation_id
+        self._logged: set[str] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been logged."""
+        return not self._logged
+
+    def note(self, changes: Sequence[Change]) -> None:
+        """Log changes of kinds that have not been logged yet."""
+        for change in changes:
+            if change.kind not in self._logged:
+                self._logged.add(change.kind)
+                logger.warning(
+                    "%s: %s: %s %s. More of this kind is not logged: see meta.changes",
+                    self._operation_id,
+                    "a result does not match its output schema"
+                    if change.kind == "mismatch"
+                    else f"part of a result was {change.kind}",
+                    # Property names may come from a third party: escape line breaks, so that they cannot forge a log
+                    # line.
+                    printable(change.path) or "(root)",
+                    printable(change.message),
+                )

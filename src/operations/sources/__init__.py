@@ -1,0 +1,1 @@
+"""Where operations come from."""

@@ -1,0 +1,1 @@
+"""What a hub remembers: bytes under keys, with an end."""
