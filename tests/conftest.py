@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Scale the limit of the whole test, before the plugin that enforces it reads it."""
     mark = item.get_closest_marker("timeout")
-    seconds = float(mark.args[0] if mark else item.config.getini("timeout"))
-    item.add_marker(pytest.mark.timeout(scaled(seconds)), append=False)
+    if limit := mark.args[0] if mark else item.config.getini("timeout"):
+        item.add_marker(pytest.mark.timeout(scaled(float(limit))), append=False)
     return (yield)
 
 

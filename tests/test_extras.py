@@ -18,15 +18,15 @@ import operations
 MODULES = {
     "": ["calls", "pubsub.memory", "agents", "authority", "config", "openapi", "testing"],
     "cli": ["__main__", *(f"cli.{name}" for name in ("call", "doctor", "export", "setup", "work"))],
-    "jwt,server": ["server.tokens"],
-    "mcp": ["mcp", "mcp.oauth", "mcp.serving"],
+    "jwt,server": ["server.signin.tokens"],
+    "mcp": ["mcp.source.client", "mcp.source.oauth", "mcp.serving.app"],
     "nats": ["pubsub.nats"],
-    "openapi": ["openapi.aiohttp_transport", "openapi.reading.yaml"],
+    "openapi": ["io.http.aiohttp", "openapi.reading.yaml"],
     "otel": ["telemetry.otel"],
     "otlp": ["telemetry.otlp"],
     "redis": ["pubsub.redis"],
-    "server": ["server", "server.running", "server.console", "hub.serving"],
-    "websocket": ["pubsub.websocket", "calls.hub"],
+    "server": ["server", "server.http11.running", "server.console", "hub.app"],
+    "websocket": ["pubsub.websocket", "calls.socket"],
 }
 """The modules that must be importable with nothing but these extras."""
 
@@ -113,7 +113,9 @@ def test_a_module_whose_extra_is_missing_names_it() -> None:
 
     assert errors.pop("operations.__main__")[0] == "SystemExit"
     for extra, module in {"mcp": "mcp", "redis": "pubsub.redis", "server": "server"}.items():
-        kind, message = errors[f"operations.{module}"]
+        kind, message = errors[
+            "operations.mcp.source" if module == "mcp" else f"operations.{module}"
+        ]
         assert kind == "MissingExtraError"
         assert message.endswith(
             f"{module} needs the '{extra}' extra: pip install 'alkdev-operations[{extra}]'"

@@ -385,7 +385,7 @@ async def test_a_stream_keeps_its_time_if_the_clock_is_set(
 ) -> None:
     async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
         yield 1
-        for module in ("_pipeline.plan", "_pipeline.streams", "_resilience"):
+        for module in ("registry.plan", "registry.timing", "registry.streams", "base.time_limit"):
             set_clock = f"operations.{module}.time", lambda: time() + step
             monkeypatch.setattr(*set_clock, raising=False)
         yield 2

@@ -11,8 +11,8 @@ import pytest
 from tests.limits import scaled, time_limit
 
 from operations import CallError, ErrorCode
+from operations.base import threads
 from operations.base.threads import ThreadPool
-from operations.registry import plan
 
 
 async def test_a_function_runs_elsewhere_with_this_tasks_context() -> None:
@@ -95,7 +95,7 @@ async def test_a_thread_is_used_again() -> None:
 
 
 async def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.01)
     pool = ThreadPool()
 
     thread = await pool.run(threading.current_thread)

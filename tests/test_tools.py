@@ -92,7 +92,7 @@ async def test_the_cache_is_for_queries_and_each_caller_and_input_and_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("operations.tools.settings.monotonic", lambda: now)
+    monkeypatch.setattr("operations.tools.cache.monotonic", lambda: now)
     registry, seen = build(cache=60)
 
     first = await registry.execute("shop.list", {"n": 1}, ANN)
@@ -157,7 +157,7 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_rate_limits_each_caller_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.limits.monotonic", lambda: 0.0)
+    monkeypatch.setattr("operations.base.rates.monotonic", lambda: 0.0)
     registry, seen = build(rate=2.0)
 
     for _ in range(2):

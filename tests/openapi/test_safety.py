@@ -311,7 +311,7 @@ async def test_a_host_name_that_later_resolves_to_a_private_address_is_rejected(
     echo.seen.clear()
     port = echo.url.rpartition(":")[2]
     resolver = _Rebinding("192.0.2.1")
-    transport = AiohttpTransport(HTTPServiceConfig(namespace="api"), resolver)
+    transport = AiohttpTransport(HTTPServiceConfig(namespace="api"), resolver=resolver)
     request = HTTPRequest(
         method="GET", url=f"http://rebind.test:{port}/", timeout=30, public_only=True
     )

@@ -13,6 +13,7 @@ from operations.config import ConfigFile
 from operations.hub import Hub
 from operations.hub import app as serving
 from operations.hub.journal import writing_logs
+from operations.hub.processes import Process, supervise
 from operations.hub.reloading import following
 from operations.server.http11.running import GRACE, is_loopback, listen
 
@@ -39,7 +40,7 @@ async def serve(
         as_: With --stdio: the caller of [access.keys] that makes the calls; by default no identity.
         common: Options of every command.
     """
-    file, process = common.load(), serving.Process.inherited()
+    file, process = common.load(), Process.inherited()
     screen = common.screen(file)
     if serving.is_shared(file) and process is None and not stdio:
         return await _serve_shared(file, host, port, entry_point, common)
@@ -96,7 +97,7 @@ async def _serve_shared(
             listener = stack.enter_context(listen(config))
         stack.enter_context(writing_logs(file, verbose=common.verbose))
         # The time to finish calls, plus some time to close sources.
-        return await serving.supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
+        return await supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
 
 
 def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) -> None:

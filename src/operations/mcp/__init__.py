@@ -1,16 +1,11 @@
 """Import the tools of MCP servers as operations, and serve a registry as an MCP server.
 
 `connect_mcp` connects to one server and `MCPClientLoader` to several; `map_content_blocks` converts content blocks of
-the SDK to ours; `to_mcp` serves a registry.
+the SDK to ours; `to_mcp` serves a registry. Only the configuration can be imported without the extra `mcp`.
 """
 
-from importlib.util import find_spec
-
-from operations.base.errors import MissingExtraError
-
-# The OpenAI Agents SDK installs the MCP SDK, but not aiohttp.
-if find_spec("mcp") is None or find_spec("aiohttp") is None:
-    raise MissingExtraError("operations.mcp", extra="mcp")
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from operations.front.config import MCPServerSettings
 from operations.mcp.config import (
@@ -20,14 +15,38 @@ from operations.mcp.config import (
     read_servers,
     unknown_keys,
 )
-from operations.mcp.serving.app import MCPApp
-from operations.mcp.serving.server import RegistryServer, to_mcp
-from operations.mcp.shared.failures import StartError
-from operations.mcp.shared.interaction import list_roots, release_stream
-from operations.mcp.source.client import MCPClient, connect_mcp
-from operations.mcp.source.listing import ServerInfo
-from operations.mcp.source.loader import MCPClientLoader, sign_in
-from operations.mcp.source.tools import map_content_blocks
+
+if TYPE_CHECKING:
+    from operations.mcp.serving.app import MCPApp
+    from operations.mcp.serving.server import RegistryServer, to_mcp
+    from operations.mcp.shared.failures import StartError
+    from operations.mcp.shared.interaction import list_roots, release_stream
+    from operations.mcp.source.client import MCPClient, connect_mcp
+    from operations.mcp.source.listing import ServerInfo
+    from operations.mcp.source.loader import MCPClientLoader, sign_in
+    from operations.mcp.source.tools import map_content_blocks
+
+_LAZY = {
+    "serving.app": "MCPApp",
+    "serving.server": "RegistryServer to_mcp",
+    "shared.failures": "StartError",
+    "shared.interaction": "list_roots release_stream",
+    "source.client": "MCPClient connect_mcp",
+    "source.listing": "ServerInfo",
+    "source.loader": "MCPClientLoader sign_in",
+    "source.tools": "map_content_blocks",
+}
+"""The public names of modules that need the extra, by module."""
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _LAZY.items():
+        if name in names.split():
+            found = getattr(import_module(f"operations.mcp.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module 'operations.mcp' has no attribute {name!r}")
+
 
 __all__ = [
     "MCPApp",

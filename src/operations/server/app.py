@@ -40,8 +40,8 @@ _REMEMBERED = 2_000
 def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     """Serve a registry over HTTP: `create_app(registry, **options)`, with the fields of `ServerConfig`.
 
-    The ASGI server determines the address; `operations.server.http11.running` listens on 127.0.0.1 by default. Operations that
-    are registered later are served too. The application does not close the registry.
+    The ASGI server determines the address; `operations.server.http11.running` listens on 127.0.0.1 by default.
+    Operations that are registered later are served too. The application does not close the registry.
     """
     sessions = Sessions()
     pipeline = _pipeline(config, registry, sessions)

@@ -15,8 +15,14 @@ from operations.io.guard import notice_lost_hosts
 from operations.io.hosts import enforce_public, is_public, not_public, origin_of
 from operations.io.http.client import REPEATABLE, HTTPRequest, HTTPResponse
 from operations.io.http.connections import abort_connection, fail_if_closed
-from operations.io.proxies import Proxies, proxy_status, reason_of, shown_proxy, tls_reason
-from operations.io.proxies import ConnectionConfig
+from operations.io.proxies import (
+    ConnectionConfig,
+    Proxies,
+    proxy_status,
+    reason_of,
+    shown_proxy,
+    tls_reason,
+)
 
 try:
     import aiohttp
@@ -47,11 +53,18 @@ class AiohttpTransport:
     Args:
         config: The settings. Requests that must reach a public address do not use a proxy, because a proxy resolves
             names itself.
+        connections: The largest number of open connections.
         resolver: Resolves names; for tests.
     """
 
-    def __init__(self, config: ConnectionConfig, resolver: AbstractResolver | None = None) -> None:
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        connections: int = 100,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
         self._config = config
+        self._connections = connections
         self._resolver = resolver
         self._proxies = Proxies(config.proxy, trust_env=config.trust_env)
         self._sessions: dict[
@@ -94,7 +107,7 @@ class AiohttpTransport:
             resolver = self._resolver or ThreadedResolver()
             session = sessions[public_only, new_connection] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=self._config.connections,
+                    limit=self._connections,
                     keepalive_timeout=None if new_connection else IDLE_SECONDS,
                     force_close=new_connection,
                     ssl=self._config.tls_context(presents_certificate=not public_only) or True,

@@ -1,1 +1,6 @@
 """Serve a registry over MCP."""
+
+from operations.base.extras import enforce_installed
+
+# The OpenAI Agents SDK installs the MCP SDK, but not aiohttp.
+enforce_installed("operations.mcp", "mcp", "aiohttp", extra="mcp")

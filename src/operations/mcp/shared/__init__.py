@@ -1,1 +1,6 @@
 """What both directions of MCP share."""
+
+from operations.base.extras import enforce_installed
+
+# The OpenAI Agents SDK installs the MCP SDK, but not aiohttp.
+enforce_installed("operations.mcp", "mcp", "aiohttp", extra="mcp")

@@ -209,7 +209,7 @@ class ServiceClient:
         if transport is None:
             from operations.io.http.aiohttp import AiohttpTransport  # noqa: PLC0415 - needs an extra
 
-            transport = self._transport = AiohttpTransport(self.config)
+            transport = self._transport = AiohttpTransport(self.config, self.config.connections)
         return transport
 
     async def exchange(
