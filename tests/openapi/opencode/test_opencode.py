@@ -18,7 +18,7 @@ from tests.node_packages import install_node_packages
 from tests.servers import free_port, wait_for_port
 
 from operations import CallError, OperationRegistry, OperationType
-from operations._json import object_of
+from operations.base.json.values import object_of
 from operations.openapi import HTTPServiceConfig, from_openapi_url
 
 HERE = Path(__file__).parent
