@@ -244,6 +244,19 @@ async def test_a_secret_in_an_argument_is_not_reported(arguments: list[str], sho
     assert "canary" not in report
 
 
+async def test_a_plain_url_in_the_environment_is_no_secret() -> None:
+    code = "import os, sys; sys.exit(' '.join(os.environ[name] for name in ('BASE', 'HOOK', 'DB')))"
+    env = {
+        "BASE": "https://api.example.org/v1/items-of-the-shop",
+        "HOOK": "https://hooks.example.org/T0/a1B2c3D4e5F6g7H8i9J0k1L2",
+        "DB": "postgresql://shop:canary@db.example.org/shop?token=second-canary",
+    }
+    report = await report_of(python(code, env=env))
+
+    assert "https://api.example.org/v1/items-of-the-shop https://hooks.example.org/T0/***" in report
+    assert "postgresql://shop:***@db.example.org/shop?token=***" in report
+
+
 async def test_short_environment_values_are_redacted_only_if_their_name_is_secret() -> None:
     code = "import sys; sys.exit('error: python said abcd, and a-long-secret-value')"
     env = {"LOG_LEVEL": "error", "MODE": "python", "APP_PASS": "abcd", "X": "a-long-secret-value"}

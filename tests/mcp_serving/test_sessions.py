@@ -50,18 +50,47 @@ async def test_anonymous_clients_cannot_lock_out_others() -> None:
 
 @pytest.mark.requirement("R60")
 async def test_a_caller_with_too_many_sessions_loses_its_oldest_one() -> None:
-    app = serving(Limits(sessions_per_caller=3))
+    app = serving(Limits(sessions_per_caller=3, sessions_per_address=2))
     async with app.running():
         client, other = Client(app), Client(app, address="10.0.0.2")
+        ann = {"x-api-key": "ann"}
         kept = (await opened(other)).headers["mcp-session-id"]
-        sessions = [(await opened(client)).headers["mcp-session-id"] for _ in range(4)]
+        sessions = [(await opened(client, **ann)).headers["mcp-session-id"] for _ in range(4)]
 
-        assert [await pinged(client, session) for session in sessions] == [404, 200, 200, 200]
+        found = [await pinged(client, session, **ann) for session in sessions]
+        assert found == [404, 200, 200, 200]
         assert await pinged(other, kept) == 200
         # The least recently used one is the oldest.
-        await pinged(client, sessions[1])
-        sessions.append((await opened(client)).headers["mcp-session-id"])
-        assert [await pinged(client, session) for session in sessions[1:]] == [200, 404, 200, 200]
+        await pinged(client, sessions[1], **ann)
+        sessions.append((await opened(client, **ann)).headers["mcp-session-id"])
+        found = [await pinged(client, session, **ann) for session in sessions[1:]]
+        assert found == [200, 404, 200, 200]
+
+
+async def test_anonymous_clients_behind_one_address_keep_their_sessions() -> None:
+    app = serving(Limits())
+    async with app.running():
+        client = Client(app)
+        first = (await opened(client)).headers["mcp-session-id"]
+        for _ in range(999):
+            assert (await opened(client)).status == 200
+        assert await pinged(client, first) == 200
+
+
+async def test_a_session_that_ends_for_another_one_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = serving(Limits(sessions_per_address=1))
+    async with app.running():
+        client = Client(app)
+        await opened(client)
+        assert not caplog.text
+        await opened(client)
+
+    assert (
+        "ended the idle MCP session of 127.0.0.1 for a new one: limits.sessions_per_address"
+        in caplog.text
+    )
 
 
 async def test_sessions_that_end_make_room() -> None:

@@ -482,6 +482,20 @@ def _compiled(schema: bytes) -> Any:
     return from_schema(msgspec.json.decode(schema)).compile().accepts
 
 
+class SourceInfo(msgspec.Struct, frozen=True):
+    """The self-description of the MCP server of imported operations."""
+
+    instructions: str = ""
+    """Its instructions for models."""
+
+    server: JSONObject = {}
+    """Its `serverInfo`: name, version, and optionally title, description, website and icons."""
+
+    freshness: Mapping[str, tuple[int, bool]] = {}
+    """For how many milliseconds clients may cache each of its lists, by their keys in results, and whether a cache may
+    show a list to other callers; lists without such a statement are missing."""
+
+
 class Operation(msgspec.Struct, frozen=True):
     """A spec with its handler. A struct, because creating a frozen dataclass takes ten times as long."""
 
@@ -528,8 +542,8 @@ class Operation(msgspec.Struct, frozen=True):
     """Whether the handler only forwards the call, once. Then an error of the remote with `begun=False` means that this
     operation has not begun either."""
 
-    source_instructions: str = ""
-    """The instructions for models that the source of an imported operation provides."""
+    source_info: SourceInfo | None = None
+    """How the server of an imported operation describes itself; None for any other operation."""
 
     input: InputPolicy | None = None
     """The input policy; None: `convert` for callers that are models (MCP, toolboxes), `strict` for all others."""

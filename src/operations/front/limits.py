@@ -81,11 +81,14 @@ class Limits:
     output_bytes_per_caller: Count = 64 * 1024 * 1024
     """Response bytes that one caller has not read yet."""
 
-    sessions: Count = 1_000
+    sessions: Count = 2_000
     """Open MCP sessions."""
 
     sessions_per_caller: Count = 100
-    """Open MCP sessions of one caller. Its oldest idle session ends when it opens another."""
+    """Open MCP sessions of one caller with an identity. Its oldest idle session ends when it opens another."""
+
+    sessions_per_address: Count = 1_000
+    """Open MCP sessions of callers without identity at one address, which may be that of a proxy for many clients."""
 
 
 def caller_key(identity: Identity | None, address: str) -> str:

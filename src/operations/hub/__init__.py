@@ -72,6 +72,7 @@ class Hub:
     ) -> None:
         self.registry = registry
         registry.is_absent = self._may_be_absent
+        registry.awaits_sources = lambda: bool(self.absent())
         self.file = file
         self.wanted = wanted
         self._build_app = build_app

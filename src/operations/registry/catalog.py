@@ -65,6 +65,8 @@ class Registrations(PipelineHost):
         """What the application has changed in imported operations, by id; also in those that are removed now."""
         self.is_absent: Callable[[str], object] = lambda _namespace: False
         """Returns whether the source of a namespace is not connected, so that its operations may be missing."""
+        self.awaits_sources: Callable[[], bool] = lambda: False
+        """Returns whether any source is not connected, so that more operations may follow."""
         self._services: list[Any] = []
         self._watchers: list[Observer] = []
 

@@ -27,6 +27,7 @@ class _Served(Protocol):
     """A tool, resource or prompt."""
 
     spec: OperationSpec
+    source: str | None
 
 
 ItemT = TypeVar("ItemT", bound=_Served)
@@ -119,13 +120,21 @@ class MCPCaller(msgspec.Struct, frozen=True):
             deadline=self.deadline,
         )
 
-    def settled(self, result: JSONObject, *, cacheable: bool = False) -> JSONObject:
-        """Return a result as the protocol revision of the client defines it."""
+    def settled(
+        self, result: JSONObject, *, freshness: tuple[int, bool] | None = None
+    ) -> JSONObject:
+        """Return a result as the protocol revision of the client defines it.
+
+        Args:
+            result: The result.
+            freshness: For how many milliseconds the client may cache it, and whether it may show it to other callers;
+                None if it cannot be cached.
+        """
         if self.modern:
             result["resultType"] = "complete"
-            if cacheable:
-                # Every listing depends on the caller, so it must not be cached for others.
-                result |= {"ttlMs": 0, "cacheScope": "private"}
+            if freshness is not None:
+                ttl, is_public = freshness
+                result |= {"ttlMs": ttl, "cacheScope": "public" if is_public else "private"}
         elif self.protocol_version < _LATEST_BLOCK:
             # Older clients reject the whole result if it contains a block of an unknown type.
             known = partial(_known_block, version=self.protocol_version)

@@ -62,7 +62,7 @@ from operations.contract.envelopes import (
     ResponseEnvelope,
     sniffed,
 )
-from operations.contract.specs import OperationSpec
+from operations.contract.specs import OperationSpec, SourceInfo
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, text_block
 from operations.mcp.shared import codec
 from operations.mcp.shared.addresses import LISTED, parse_template
@@ -265,6 +265,7 @@ class Prompt:
     def __init__(self, name: str, spec: OperationSpec) -> None:
         self.name = name
         self.spec = spec
+        self.source = spec.namespace if codec.is_imported(spec) else None
 
     def wire(self) -> JSONObject:
         """Return the prompt in a listing."""
@@ -428,11 +429,16 @@ class Catalog:
         readers: dict[str, OperationSpec] = {}
         self.instructions: dict[tuple[str, str], list[OperationSpec]] = {}
         """The operations of sources with instructions, by namespace and instructions."""
+        self.sources: dict[str, SourceInfo] = {}
+        """The MCP servers of imported operations, by namespace."""
         for operation in registry:
             spec = operation.spec
-            if operation.source_instructions:
-                key = (spec.namespace, operation.source_instructions)
-                self.instructions.setdefault(key, []).append(spec)
+            info = operation.source_info
+            if info is not None:
+                self.sources[spec.namespace] = info
+                if info.instructions:
+                    key = (spec.namespace, info.instructions)
+                    self.instructions.setdefault(key, []).append(spec)
             if codec.is_imported(spec) and spec.name == READ:
                 readers[spec.namespace] = spec
                 offered += [Resource(spec, entry, entry) for entry in operation.resources]

@@ -363,7 +363,9 @@ class HandshakeTransport:
 
     async def _open(self, state: RequestState, message: Mapping[str, Any]) -> Reply | None:
         """Serve the request that opens a session."""
-        await self.sessions.make_room(state.caller, state.front.limits)
+        await self.sessions.make_room(
+            state.caller, state.front.limits, is_identified=state.identity is not None
+        )
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
         exchange = Exchange(state, message["id"], session, streams=False)

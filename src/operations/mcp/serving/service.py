@@ -10,7 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import mcp_types as types
 import msgspec
@@ -18,6 +18,7 @@ from mcp import MCPError
 from msgspec.structs import replace
 
 from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import object_of
 from operations.base.text import suggestion
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
@@ -51,11 +52,15 @@ from operations.mcp.serving.tools import (
     model_text,
     text_block,
 )
+from operations.mcp.shared import codec
 from operations.mcp.shared.codec import INPUT, is_imported
 from operations.registry.registry import OperationRegistry
 
 _SLICE_SECONDS = 0.01
 """Seconds that building schemas may block the event loop."""
+
+_FRESH_MILLISECONDS = 60_000
+"""Milliseconds for which a client may cache a list of ours. It is told about changes earlier, if it listens."""
 
 _BYTES_PER_TOKEN = 4
 _MAX_COMPLETIONS = 100
@@ -105,10 +110,19 @@ class Service:
     async def list_tools(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the tools, or the gateway tools."""
         tools = caller.visible(self.catalog.tools.values())
+        shows_all = len(tools) == len(self.catalog.tools)
         if await self._hides(tools):
             tools, cursor = list(gateway_tools().values()), None
         wire = partial(Tool.wire, modern=caller.modern)
-        return await self._page("tools", tools, caller, cursor, wire)
+        page = await self._page("tools", tools, caller, cursor, wire, shows_all=shows_all)
+        sources = self._sources(tools)
+        return page | {"_meta": {codec.SOURCES_KEY: sources}} if sources and not cursor else page
+
+    def _sources(self, tools: Sequence[Tool]) -> JSONObject:
+        """Return the self-descriptions of the servers of imported tools, by namespace."""
+        known = self.catalog.sources
+        names = dict.fromkeys(tool.source for tool in tools if tool.source is not None)
+        return {name: known[name].server for name in names if name in known and known[name].server}
 
     async def _hides(self, tools: Sequence[Tool]) -> bool:
         settings = self.settings
@@ -245,7 +259,12 @@ class Service:
                 return tool.result(envelope, modern=caller.modern)
             envelope = await self.registry.execute(tool.id, value, context)
         except CallError as error:
-            return tool.failure(error, context.request_id, expose=caller.front.expose_errors)
+            expose = caller.front.expose_errors
+            wire = public_error(error, context.request_id, expose=expose).to_wire()
+            of_protocol = error_of_server(spec, wire)
+            if of_protocol is not None:
+                raise of_protocol from error
+            return tool.failed(wire)
         result = tool.result(envelope, modern=caller.modern)
         if tool.source is not None:
             publish_addresses(result["content"], tool.source, self.catalog.addresses)
@@ -313,13 +332,20 @@ class Service:
 
     async def list_resources(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the resources."""
-        visible = caller.visible(self.catalog.resources.values())
-        return await self._page("resources", visible, caller, cursor, Resource.wire)
+        everything = self.catalog.resources.values()
+        visible = caller.visible(everything)
+        shows_all = len(visible) == len(everything)
+        return await self._page(
+            "resources", visible, caller, cursor, Resource.wire, shows_all=shows_all
+        )
 
     async def list_templates(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the resource templates."""
         visible = caller.visible(self.catalog.templates)
-        return await self._page("resourceTemplates", visible, caller, cursor, Resource.wire)
+        shows_all = len(visible) == len(self.catalog.templates)
+        return await self._page(
+            "resourceTemplates", visible, caller, cursor, Resource.wire, shows_all=shows_all
+        )
 
     def find_resource(self, caller: MCPCaller, uri: str) -> tuple[Resource, JSONObject]:
         """Return the resource at `uri`, and the input that reads it.
@@ -348,14 +374,17 @@ class Service:
         resource, value = self.find_resource(caller, uri)
         envelope = await self._execute(resource.spec, value, caller, channel)
         result = resource_result(envelope, uri, resource, self.catalog.addresses)
-        return caller.settled(result, cacheable=True)
+        return caller.settled(result, freshness=(0, False))
 
     # ------------------------------------------------------------ prompts
 
     async def list_prompts(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the prompts."""
         visible = caller.visible(self.catalog.prompts.values())
-        return await self._page("prompts", visible, caller, cursor, Prompt.wire)
+        shows_all = len(visible) == len(self.catalog.prompts)
+        return await self._page(
+            "prompts", visible, caller, cursor, Prompt.wire, shows_all=shows_all
+        )
 
     def find_prompt(self, caller: MCPCaller, name: str) -> Prompt:
         """Return the prompt called `name`.
@@ -438,6 +467,9 @@ class Service:
             wire = public_error(
                 error, context.request_id, expose=caller.front.expose_errors
             ).to_wire()
+            of_protocol = error_of_server(spec, wire)
+            if of_protocol is not None:
+                raise of_protocol from error
             code = (
                 types.INVALID_PARAMS
                 if error.code == ErrorCode.VALIDATION_ERROR
@@ -471,12 +503,52 @@ class Service:
         caller: MCPCaller,
         cursor: str | None,
         wire: Callable[[ItemT], Any],
+        *,
+        shows_all: bool,
     ) -> JSONObject:
+        """Return one page of a list; `shows_all` if nothing is hidden from the caller."""
         shown, following = page_of(items, cursor, self.settings.page_size)
         page: JSONObject = {key: [wire(item) async for item in _usable(shown)]}
         if following is not None:
             page["nextCursor"] = following
-        return caller.settled(page, cacheable=True)
+        is_public = shows_all and caller.identity is None
+        return caller.settled(page, freshness=self._freshness(key, items, is_public=is_public))
+
+    def _freshness(self, key: str, items: Sequence[ItemT], *, is_public: bool) -> tuple[int, bool]:
+        """Return for how many milliseconds a client may cache a list, and whether it may show it to other callers.
+
+        The server of an imported entry may set a shorter time. A list that another source will extend is not cached.
+        """
+        if self.registry.awaits_sources():
+            return 0, False
+        ttl, sources = _FRESH_MILLISECONDS, self.catalog.sources
+        for source in {item.source for item in items}:
+            info = None if source is None else sources.get(source)
+            stated = None if info is None else info.freshness.get(key)
+            if stated is not None:
+                ttl, is_public = min(ttl, stated[0]), is_public and stated[1]
+        return ttl, is_public
+
+
+_OF_CONNECTION: Final = frozenset({
+    types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.HEADER_MISMATCH, types.UNSUPPORTED_PROTOCOL_VERSION,
+    types.PARSE_ERROR, types.INVALID_REQUEST, types.METHOD_NOT_FOUND,
+})  # fmt: skip
+"""Errors of our connection to a server, which say nothing about that of the client."""
+
+
+def error_of_server(spec: OperationSpec, wire: JSONObject) -> MCPError | None:
+    """Return the JSON-RPC error with which the server of an imported operation has answered; None for other errors.
+
+    Clients act on some of them, such as URL_ELICITATION_REQUIRED (-32042), which no model can do for them.
+    """
+    details = object_of(wire.get("details"))
+    code: Any = details.get("code")
+    message: Any = details.get("message")
+    if not is_imported(spec) or wire["code"] != ErrorCode.EXECUTION_ERROR:
+        return None
+    is_answer = type(code) is int and code not in _OF_CONNECTION and isinstance(message, str)
+    return MCPError(code, message, details.get("data")) if is_answer else None
 
 
 async def _usable(items: Iterable[ItemT]) -> AsyncGenerator[ItemT]:

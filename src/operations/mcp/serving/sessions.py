@@ -1,14 +1,16 @@
 """The open sessions of clients before 2026-07-28: declared capabilities, running requests and sent messages.
 
-Rule 1: limits count a caller without identity by its address.
-Rule 2: if a caller reaches its limit, its own oldest idle session ends. If the total limit is reached, the oldest idle
-        session of a caller without identity ends, so that anonymous clients cannot lock out others.
+Rule 1: callers without identity count by their address, with a limit of its own, because one address may have many
+        clients: a proxy, a container host, an office.
+Rule 2: if a caller or an address reaches its limit, its own oldest idle session ends. If the total limit is reached,
+        the oldest idle session without identity ends, so that anonymous clients cannot lock out others. It is logged.
 Rule 3: a session ends when the last credential that was used in it expires or is revoked. A renewed credential keeps it
         open.
 Rule 4: the last events of a session are stored, so that a client can resume a lost stream.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -27,11 +29,15 @@ from mcp.shared.exceptions import NoBackChannelError
 from mcp_types.version import is_version_at_least
 
 from operations.base.errors import CallError, ErrorCode
+from operations.base.logs import LogThrottle
 from operations.base.tasks import start_task
+from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.contract.channel import NOTHING
 from operations.front.credentials import Credential, CredentialMonitor
 from operations.front.limits import Limits
+
+logger = logging.getLogger("operations.mcp")
 
 MAX_EVENTS: Final = 256
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
@@ -265,27 +271,35 @@ class SessionTable:
         self._idle_timeout = idle_timeout
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._ending: set[asyncio.Task[Any]] = set()
+        self._evictions = LogThrottle()
 
     def find(self, session_id: str, owner: str | None) -> Session | None:
         """Return an open session of this caller."""
         session = self._open.get(session_id)
         return session if session is not None and session.owner == owner else None
 
-    async def make_room(self, caller: str, limits: Limits) -> None:
-        """End idle sessions so that a caller can open another.
+    async def make_room(self, caller: str, limits: Limits, *, is_identified: bool) -> None:
+        """End idle sessions so that a caller can open another; without an identity it counts by its address.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if there are too many sessions.
         """
         mine = sum(session.caller == caller for session in self._open.values())
-        if mine >= limits.sessions_per_caller:
-            await self._evict(lambda session: session.caller == caller)
+        name = "sessions_per_caller" if is_identified else "sessions_per_address"
+        if mine >= getattr(limits, name):
+            await self._evict(lambda session: session.caller == caller, name)
         if len(self._open) >= limits.sessions:
-            await self._evict(lambda session: session.owner is None)
+            await self._evict(lambda session: session.owner is None, "sessions")
 
-    async def _evict(self, may_end: Callable[[Session], bool]) -> None:
+    async def _evict(self, may_end: Callable[[Session], bool], limit: str) -> None:
         for session in self._open.values():
             if not session.in_flight and may_end(session):
+                logger.log(
+                    self._evictions.level(),
+                    "ended the idle MCP session of %s for a new one: limits.%s is reached",
+                    printable(session.caller.removeprefix("id:").removeprefix("at:")),
+                    limit,
+                )
                 await self.end(session)
                 return
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "Too many open sessions", retryable=True)

@@ -309,7 +309,10 @@ class Tool:
             request_id: The id of the call.
             expose: Whether clients may read the text of unexpected errors.
         """
-        wire = public_error(error, request_id, expose=expose).to_wire()
+        return self.failed(public_error(error, request_id, expose=expose).to_wire())
+
+    def failed(self, wire: JSONObject) -> JSONObject:
+        """Return the `tools/call` result of a public error in its wire form."""
         text = with_code(wire["code"], wire["message"])
         if "details" in wire:
             text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"
@@ -335,6 +338,10 @@ class Tool:
             wire["outputSchema"] = codec.with_alternative(output)
             export["outputSchema"] = codec.EXACT_OUTPUT
         wire["annotations"] = _annotations(spec)
+        execution = spec.meta.get("execution")
+        if not modern and self.source is not None and isinstance(execution, Mapping):
+            # A field of 2025-11-25. Clients ignore it unless the server of the connection offers tasks.
+            wire["execution"] = execution
         return codec.with_passed(wire, spec.meta, export)
 
     @cached_property

@@ -53,6 +53,9 @@ from operations.schema.references import DEFINITION, DEFINITIONS, possible_types
 META_KEY = "alkdev.operations/spec"
 """The key in a tool's `_meta`."""
 
+SOURCES_KEY = "alkdev.operations/sources"
+"""The key in the `_meta` of a list of tools for the `serverInfo` of each imported server, by namespace."""
+
 CHANGES_KEY = "alkdev.operations/changes"
 """The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
 

@@ -7,9 +7,9 @@ Rule 2: errors that our own transports detect pass through the SDK as JSON-RPC e
 Rule 3: the report (`str` of a `StartError`) shows the command, its folder, its exit code, its output and advice.
         Callers see only the message and details of the error, which contain none of these.
 Rule 4: the token and values from the environment or a secret file are secrets. So are values of `headers` and `env`
-        whose name indicates a secret, or that are too long for a setting and, in `env`, not paths. An argument is
-        shown, unless the option before it, or its own name, indicates a secret. The output of a server passes through
-        the redactor as well.
+        whose name indicates a secret, or that are too long for a setting and, in `env`, no paths or URLs. Of a URL,
+        the password, the query and long random parts of the path are secrets. An argument is shown, unless the option
+        before it, or its own name, indicates a secret. The output of a server passes through the redactor as well.
 """
 
 import logging
@@ -257,6 +257,10 @@ _URL = re.compile(
 )
 
 
+_RANDOM = re.compile(r"(?<=/)(?=[^/]*\d)(?=[^/]*[A-Za-z])[\w-]{20,}(?=[/?#]|$)", re.ASCII)
+"""A part of a path that looks like a token: long, with letters and digits."""
+
+
 def redactor_for(config: MCPClientConfig) -> Redactor:
     """Return a redactor of the secrets of one configuration."""
     return Redactor(_secrets(config))
@@ -289,7 +293,10 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
     for name, value in config.env.items():
         yield from _of_addresses(value)
         is_named = names_a_secret(name)
-        if is_named or not is_path(value):
+        if _URL.fullmatch(value):
+            # A webhook has its secret in the path.
+            yield from _RANDOM.findall(value)
+        if is_named or not (is_path(value) or _URL.fullmatch(value)):
             shortest = SHORTEST if is_named else _LONG
             yield from (part for part in parts_of(value) if len(part) >= shortest)
     for _, hidden in _arguments(config):

@@ -31,7 +31,7 @@ from operations.base.text import hides_something, printable, safe_name
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.specs import Operation, OperationSpec, OperationType
+from operations.contract.specs import Operation, OperationSpec, OperationType, SourceInfo
 from operations.mcp.shared.addresses import LISTED, is_url, parse_template
 from operations.mcp.source import tools
 from operations.mcp.source.listing import INSTRUCTIONS, Listing, Pins, pin_key
@@ -338,14 +338,15 @@ class ServerCatalog:
             found[spec.id] = operation
             if tool is not None and hides_something(spec.description):
                 logger.warning("the description of %s contains invisible characters", spec.id)
-        instructions = self._listing.instructions
-        if instructions and INSTRUCTIONS not in self.pins.waiting:
-            if hides_something(instructions):
-                logger.warning("the instructions of %s contain invisible characters", self._server)
-            found = {
-                operation_id: with_fields(operation, source_instructions=instructions)
-                for operation_id, operation in found.items()
-            }
+        listing = self._listing
+        instructions = "" if INSTRUCTIONS in self.pins.waiting else listing.instructions
+        if hides_something(instructions):
+            logger.warning("the instructions of %s contain invisible characters", self._server)
+        info = SourceInfo(instructions, listing.server, listing.freshness)
+        found = {
+            operation_id: with_fields(operation, source_info=info)
+            for operation_id, operation in found.items()
+        }
         self._log_skipped(skipped)
         self.skipped = skipped
         self._replace(found)
@@ -410,5 +411,5 @@ def _is_same(old: Operation, new: Operation) -> bool:
     return (
         old.spec == new.spec
         and old.resources == new.resources
-        and old.source_instructions == new.source_instructions
+        and old.source_info == new.source_info
     )

@@ -216,6 +216,12 @@ class MCPClient:
             name=info.name or self.name,
             version=info.version or "1.0.0",
             title=info.title,
+            description=info.description,
+            website_url=info.website_url,
+            icons=[
+                icon.model_dump(by_alias=True, mode="json", exclude_none=True)
+                for icon in info.icons or ()
+            ],
             protocol_version=session.protocol_version or "",
             instructions=session.instructions,
             capabilities=offers.model_dump(by_alias=True, mode="json", exclude_none=True),

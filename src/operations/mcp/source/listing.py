@@ -12,7 +12,7 @@ Rule 4: all subscribers of a resource share one subscription at the server. Afte
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -69,6 +69,9 @@ class ServerInfo:
     name: str
     version: str
     title: str | None = None
+    description: str | None = None
+    website_url: str | None = None
+    icons: Sequence[JSONObject] = ()
 
     protocol_version: str = ""
     """The negotiated revision."""
@@ -87,6 +90,12 @@ class Listing:
     prompts: list[JSONObject] = field(default_factory=list[JSONObject])
     instructions: str = ""
     """Instructions of the server for models."""
+
+    server: JSONObject = field(default_factory=dict[str, Any])
+    """The `serverInfo` of the server, without icons that are too large."""
+
+    freshness: dict[str, tuple[int, bool]] = field(default_factory=dict[str, tuple[int, bool]])
+    """For how many milliseconds clients may cache each list, by its key in results, and whether it is public."""
 
     can_watch: bool = False
     """Whether clients can subscribe to changes of a resource."""
@@ -113,20 +122,50 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
         MCPError: If the tools cannot be listed; other lists that fail are treated as empty.
     """
     listing = Listing(instructions=(session.instructions or "")[:_MAX_INSTRUCTIONS])
+    listing.server = _described(session.server_info)
     offers = session.offers
+
+    async def fetch(method: str, params: JSONObject) -> JSONObject:
+        result = await session.relay(method, params)
+        if session.is_modern:
+            _note_freshness(listing.freshness, result)
+        return result
+
     if offers.tools is not None:
         fault = partial(_tool_fault, modern=session.is_modern)
-        listing.tools = await _pages(
-            session.relay, "tools/list", "tools", limit, listing.skipped, fault
-        )
+        listing.tools = await _pages(fetch, "tools/list", "tools", limit, listing.skipped, fault)
         listing.tools = _unique(listing.tools, listing.skipped)
         session.learn(listing.tools)
     for kind in LISTS:
         if (offers.prompts if kind == "prompts" else offers.resources) is not None:
-            setattr(listing, kind, await _optional(session, kind, limit))
+            setattr(listing, kind, await _optional(session, fetch, kind, limit))
     listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
     listing.can_complete = offers.completions is not None
     return listing
+
+
+_MAX_ICONS = 64 * 1024
+"""The largest size of the icons of a server, in bytes of JSON."""
+
+
+def _described(info: types.Implementation | None) -> JSONObject:
+    """Return the self-description of a server, without icons that are too large to list."""
+    if info is None:
+        return {}
+    server = info.model_dump(by_alias=True, mode="json", exclude_none=True)
+    if len(str(server.get("icons", ""))) > _MAX_ICONS:
+        del server["icons"]
+    return server
+
+
+def _note_freshness(found: dict[str, tuple[int, bool]], page: JSONObject) -> None:
+    """Note how long clients may cache a list: the shortest time of its pages."""
+    ttl, is_public = page.get("ttlMs"), page.get("cacheScope") == "public"
+    if type(ttl) is not int:
+        return
+    for key in _MODELS.keys() & page.keys():
+        before = found.get(key, (ttl, is_public))
+        found[key] = (max(0, min(ttl, before[0])), is_public and before[1])
 
 
 _MODELS: Final[dict[str, type[BaseModel]]] = {
@@ -200,9 +239,9 @@ async def list_entries(fetch: Fetch, kind: str, limit: int) -> list[JSONObject]:
     return await _pages(fetch, method, key, limit, {}, partial(_fault, named=named))
 
 
-async def _optional(session: RelaySession, kind: str, limit: int) -> list[JSONObject]:
+async def _optional(session: RelaySession, fetch: Fetch, kind: str, limit: int) -> list[JSONObject]:
     try:
-        return await list_entries(session.relay, kind, limit)
+        return await list_entries(fetch, kind, limit)
     except MCPError as error:
         if error.code == METHOD_NOT_FOUND or session.is_open:
             return []
