@@ -469,29 +469,32 @@ _decode_spent = msgspec.json.Decoder(_Spent).decode
 def _spent(held: bytes | None, rules: Rules, until: int | None) -> bytes:
     spent = _Spent() if held is None else _decode_spent(held)
     spent.until = until if spent.until is None else spent.until
-    counts = spent.counts
+    counts, blocks = spent.counts, set[str]()
     for name, most in rules.budgets:
-        is_new = name not in counts
+        if name not in counts:
+            # The name of a block contains no colon.
+            blocks.add(name.partition(":")[0])
         counts[name] = counts.get(name, 0) + 1
         if counts[name] > most:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The budget of the grant is exhausted")
-        if is_new and not _has_room(counts, name):
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, "Too many grants were derived from the same grant"
-            )
+    # Once for each block, because a holder may count hundreds of patterns.
+    if not all(_has_room(counts, block) for block in blocks):
+        raise CallError(
+            ErrorCode.RESOURCE_EXHAUSTED, "Too many grants were derived from the same grant"
+        )
     return msgspec.json.encode(spent)
 
 
-def _has_room(counts: Collection[str], name: str) -> bool:
-    """Return whether a new counter is within the limits.
+def _has_room(counts: Collection[str], block: str) -> bool:
+    """Return whether new counters of a block are within the limits.
 
     The holder of a derived grant may use half of the counters that remain, so that it cannot block the others.
     """
     names, most, end = counts, _MAX_COUNTERS, 0
     while len(names) <= most:
-        end = name.partition(":")[0].find("/", end) + 1
+        end = block.find("/", end) + 1
         if not end:
             return True
-        derived = [each for each in names if each.startswith(name[:end])]
+        derived = [each for each in names if each.startswith(block[:end])]
         names, most = derived, (most - len(names) + len(derived)) // 2
     return False

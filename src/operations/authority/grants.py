@@ -27,7 +27,15 @@ from operations.base.errors import CallError, ErrorCode, ExpiredError, Operation
 from operations.base.types import JSONObject
 from operations.contract.access import Identity, has_valid_credential
 from operations.contract.context import OperationContext
-from operations.contract.grant import Block, Grant, GrantOrigin, Name, TokenPart, secret_key
+from operations.contract.grant import (
+    Block,
+    BlockLimitError,
+    Grant,
+    GrantOrigin,
+    Name,
+    TokenPart,
+    secret_key,
+)
 from operations.store.contract import StoreError
 from operations.store.state import LoopLocks, Store
 
@@ -40,6 +48,9 @@ _MAX_DELEGATED = 256 * 1024
 
 _MAX_BLOCKS = 16
 _MAX_RESOLVED = 1_000
+_MAX_WEIGHT = 100_000
+"""The largest weight of all cached grants: about 100 MB for the largest schemas."""
+
 _DELEGATED_MS = 300_000
 """The lifetime in milliseconds of a grant that a hub mints for one call, after the deadline of the call. The clocks of
 the hub and the worker may differ by as much."""
@@ -109,7 +120,7 @@ def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
         if seconds is not None:
             fields["until"] = settled() + int(seconds * 1000)
         block = msgspec.convert(fields, Block)
-        _ = Grant(blocks=(block,), keys=("",)).schemas
+        _ = Grant(blocks=(block,), keys=("",)).weight
     except (ValueError, OverflowError) as error:
         raise GrantError(f"this grant cannot work: {error}") from error
     return block
@@ -125,13 +136,14 @@ def narrow(token: str, block: Block) -> str:
     """Return the token of a narrower grant. This needs no key.
 
     Raises:
-        GrantError: If the token cannot be read, or is too long.
+        GrantError: If the token cannot be read, or its blocks are too large together.
     """
     _, blocks, signature = _split(token)
     narrowed = _extended(token.rpartition(".")[0], signature, block)
     if len(blocks) >= _MAX_BLOCKS:
         raise GrantError(f"a grant has at most {_MAX_BLOCKS} blocks")
-    read_token(narrowed)
+    subject, chain = read_token(narrowed)
+    _usable(Grant(blocks=chain, keys=("",) * len(chain), origin=subject.origin))
     return _short(narrowed)
 
 
@@ -152,12 +164,16 @@ def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
     Raises:
         GrantError: If the token cannot be decoded, or two blocks have the same id.
     """
-    subject, segments, _ = _split(token)
+    encoded, segments, _ = _split(token)
+    subject: Subject = _decode(encoded, Subject)
+    if subject.origin is None:
+        # Only what a hub mints for one call may be longer.
+        _short(token)
     blocks: tuple[Block, ...] = tuple(_decode(each, Block) for each in segments)
     if len({each.id for each in blocks}) < len(blocks):
         # Revoking the later block, whose holder chose its id, would also revoke the earlier one.
         raise GrantError("two blocks of the grant have the same id")
-    return _decode(subject, Subject), blocks
+    return subject, blocks
 
 
 def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
@@ -175,12 +191,22 @@ def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
     if not hmac.compare_digest(signature, given):
         raise GrantError("the signature of the grant is wrong")
     whose, chain = read_token(token)
-    grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.origin)
+    return whose, _usable(Grant(blocks=chain, keys=tuple(keys), origin=whose.origin))
+
+
+def _usable(grant: Grant) -> Grant:
+    """Return a grant whose schemas can be used.
+
+    Raises:
+        GrantError: If a schema cannot be compiled, or is too large.
+    """
     try:
-        _ = grant.schemas
+        _ = grant.weight
+    except BlockLimitError as error:
+        raise GrantError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise GrantError(f"the grant cannot be used: {type(error).__name__}") from error
-    return whose, grant
+    return grant
 
 
 def _sign(key: bytes, text: str) -> bytes:
@@ -215,7 +241,13 @@ def _decode(segment: str, cls: type[Any] | None) -> Any:
         data = b64decode(segment + "=" * (-len(segment) % 4), altchars=b"-_", validate=True)
         return data if cls is None else msgspec.json.decode(data, type=cls)
     except (ValueError, RecursionError) as error:
-        raise GrantError("this is not a grant, or it is incomplete") from error
+        cause = error.__cause__
+        message = (
+            str(cause)
+            if isinstance(cause, BlockLimitError)
+            else "this is not a grant, or it is incomplete"
+        )
+        raise GrantError(message) from error
 
 
 # ------------------------------------------------------------ identities
@@ -251,6 +283,8 @@ class Grants:
         self.store = store or Store()
         self._subjects = subjects
         self._resolved: dict[str, _Resolved] = {}
+        self._weight = 0
+        """The weight of the cached grants."""
         self._revoked = dict[str, int | None]()
         """The known revocations and their ends. They stay valid if the store loses them."""
         self._read_at = self._failed_at = -inf
@@ -405,10 +439,16 @@ class Grants:
         found = subject, grant, base, identity
         # A grant for one call is not used again, and may be large.
         if grant.origin is None:
+            self._forget(credential)
             self._resolved[credential] = found
-        if len(self._resolved) > _MAX_RESOLVED:
-            del self._resolved[next(iter(self._resolved))]
+            self._weight += grant.weight
+        while len(self._resolved) > _MAX_RESOLVED or self._weight > _MAX_WEIGHT:
+            self._forget(next(iter(self._resolved)))
         return found
+
+    def _forget(self, credential: str) -> None:
+        held = self._resolved.pop(credential, None)
+        self._weight -= 0 if held is None else held[1].weight
 
     def _base(self, subject: Subject) -> Identity | None:
         if subject.scopes is not None:

@@ -23,12 +23,6 @@ from operations.base.json.references import steps
 from operations.base.text import enforce_lists
 from operations.contract.grant import Grant
 
-"""Operations whose rules one grant caches."""
-"""A counter, the pattern of the operations that it counts, and the number of calls that it allows."""
-"""Returns an input with the defaults of everything that it omits; the input itself if there are none."""
-"""Returns whether a schema accepts an input, also with its defaults."""
-
-
 # ------------------------------------------------------------ identities and requirements
 
 

@@ -1,27 +1,55 @@
-"""Grants as data: blocks that narrow what an identity may call."""
+"""Grants as data: blocks that narrow what an identity may call.
+
+Rule 1: any holder can add a block, without a key. The size of a block is therefore limited, and its schemas are checked
+        within a budget of work, beyond which the call is rejected.
+"""
 
 from collections.abc import Callable
 from functools import cached_property
 from math import inf
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from operations.base.clock import is_over
+from operations.base.errors import CallError, ErrorCode
 from operations.base.patterns import Patterns
+from operations.base.text import printable
 from operations.base.types import JSONObject
-from operations.schema import from_schema
-from operations.schema.casting import with_defaults
+from operations.schema.work import (
+    CountedSchema,
+    TooMuchWorkError,
+    Work,
+    count_schemas,
+    patterns_weight,
+)
 
 # ------------------------------------------------------------ grants
 
 _MIN_KEY = 32
+
+MAX_PATTERNS: Final = 256
+"""The largest number of patterns of operations in one block."""
+
+MAX_BLOCK_BYTES: Final = 16 * 1024
+"""The largest size of one block, as JSON."""
+
+MAX_SUBSCHEMAS: Final = 500
+"""The largest number of schemas in one block, including those inside others. Compiling takes about 20 µs for each."""
+
+MAX_EXPRESSIONS: Final = 3_000
+"""The largest length of the regular expressions in the schemas of a grant, with their repetitions expanded. Compiling
+takes up to 20 µs for each character."""
+
 _MAX_RULES = 1_000
+"""Operations whose rules one grant caches."""
 
 Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Budget: TypeAlias = tuple[str, Pattern, int]
+"""A counter, the pattern of the operations that it counts, and the number of calls that it allows."""
 
 
 def secret_key(key: str | bytes, purpose: str) -> bytes:
@@ -38,6 +66,10 @@ def secret_key(key: str | bytes, purpose: str) -> bytes:
 
 class TokenPart(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A part of a token."""
+
+
+class BlockLimitError(ValueError):
+    """A block is too large. Its holder sees the text."""
 
 
 class Block(TokenPart, frozen=True, kw_only=True):
@@ -64,6 +96,21 @@ class Block(TokenPart, frozen=True, kw_only=True):
     approve: tuple[Pattern, ...] = ()
     """Patterns of the operations whose calls a person must approve."""
 
+    def __post_init__(self) -> None:
+        patterns = len(self.operations) + len(self.input) + len(self.calls) + len(self.approve)
+        if patterns > MAX_PATTERNS:
+            raise BlockLimitError(
+                f"a block of a grant has at most {MAX_PATTERNS} patterns, and this one {patterns:,}: use patterns that "
+                "match several operations"
+            )
+        # A block without schemas is smaller than its patterns may be together.
+        size = len(msgspec.json.encode(self)) if patterns > 1 or self.input else 0
+        if size > MAX_BLOCK_BYTES:
+            raise BlockLimitError(
+                f"a block of a grant has at most {MAX_BLOCK_BYTES:,} bytes, and this one {size:,}: shorten its schemas "
+                "and patterns"
+            )
+
 
 class GrantOrigin(TokenPart, frozen=True, kw_only=True):
     """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
@@ -87,12 +134,13 @@ class GrantOrigin(TokenPart, frozen=True, kw_only=True):
 
 
 Complete: TypeAlias = Callable[[Any], Any]
+"""Returns an input with the defaults of everything that it omits; the input itself if there are none."""
 
 
 class Rules(Struct, frozen=True):
     """The requirements of a grant for calls to one operation, besides that it covers the operation."""
 
-    accepts: tuple["InputCheck", ...]
+    accepts: tuple["InputRule", ...]
     """Checks of the input, all of which must hold."""
 
     budgets: tuple[tuple[str, int], ...]
@@ -174,10 +222,36 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.approve or self.budgets)
 
     @cached_property
-    def schemas(self) -> tuple[tuple[str, "InputCheck"], ...]:
+    def weight(self) -> int:
+        """The size of the schemas: their number, and the length of their regular expressions.
+
+        Raises:
+            ValueError: If a schema cannot be used, or is too large.
+        """
+        schemas = expressions = 0
+        for block in self.blocks:
+            own = sum(map(count_schemas, block.input.values()))
+            if own > MAX_SUBSCHEMAS:
+                raise BlockLimitError(
+                    f"the input of one block of a grant has at most {MAX_SUBSCHEMAS} schemas, with those inside "
+                    f"others, and that of {printable(block.holder)} {own:,}: restrict fewer operations or parameters"
+                )
+            expressions += sum(map(patterns_weight, block.input.values()))
+            if expressions > MAX_EXPRESSIONS:
+                raise BlockLimitError(
+                    f"the regular expressions in the schemas of a grant have at most {MAX_EXPRESSIONS:,} characters, "
+                    f"with expanded repetitions, and up to those of {printable(block.holder)} {expressions:,}: a class "
+                    "such as \\w makes each count 20 times, and look-around 5 times"
+                )
+            schemas += own
+        _ = self.schemas
+        return schemas + expressions
+
+    @cached_property
+    def schemas(self) -> tuple[tuple[str, "InputRule"], ...]:
         """Checks of inputs, by pattern; a schema that cannot be used raises a `ValueError`."""
         return tuple(
-            (pattern, _input_check(schema))
+            (pattern, InputRule(block, schema))
             for block in self.blocks
             for pattern, schema in block.input.items()
         )
@@ -239,18 +313,38 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
     def accepts(
         self, operation_id: str, value: Any, complete: Complete, *, authority: bool
     ) -> bool:
-        """Return whether every block covers an operation with this input. Never raises."""
+        """Return whether every block covers an operation with this input; False if that cannot be checked.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if the schemas and the input are so large that the check would take too long.
+        """
         try:
-            return self._is_covered(operation_id, authority=authority) and all(
-                check(value, complete) for check in self.rules(operation_id).accepts
-            )
+            if not self._is_covered(operation_id, authority=authority):
+                return False
+            rules = self.rules(operation_id).accepts
+            # The handler uses the defaults of parameters and properties that the caller omits.
+            filled, work = complete(value) if rules else value, Work()
+            for rule in rules:
+                try:
+                    if not rule.accepts(value, filled, work):
+                        return False
+                except (TooMuchWorkError, RecursionError):
+                    error = rule.too_much_work(operation_id)
+                    break
+            else:
+                return True
         except Exception:  # noqa: BLE001 - fail closed
             return False
+        raise error
 
     def is_enough(
         self, operation_id: str, value: Any, complete: Complete, *, authority: bool
     ) -> bool:
-        """Return whether a call is allowed, and the grant requires no further step for it."""
+        """Return whether a call is allowed, and the grant requires no further step for it.
+
+        Raises:
+            CallError: As `accepts`.
+        """
         return (
             not self.is_limited
             and self.origin is None
@@ -287,17 +381,42 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
-InputCheck: TypeAlias = Callable[[Any, Complete], bool]
+class InputRule:
+    """A schema of a block, which the input of some operations must satisfy.
 
+    Args:
+        block: The block.
+        schema: The schema.
 
-def _input_check(schema: JSONObject | bool) -> InputCheck:
-    accepts = from_schema(schema).compile().accepts
+    Raises:
+        SchemaError: If the schema cannot be used.
+    """
 
-    def check(value: Any, complete: Complete) -> bool:
-        if not accepts(value):
+    def __init__(self, block: Block, schema: JSONObject | bool) -> None:
+        self._block = block
+        self._schema = CountedSchema(schema)
+
+    def accepts(self, value: Any, filled: Any, work: Work) -> bool:
+        """Return whether the schema accepts an input, also with the defaults in `filled` that it restricts.
+
+        Raises:
+            TooMuchWorkError: If this would cost more than what is left of the budget.
+        """
+        if not self._schema.accepts(value, work):
             return False
-        # The handler uses the default of a parameter or property that the caller omits.
-        filled = complete(value)
-        return filled is value or accepts(with_defaults(value, filled, schema, schema))
+        if filled is value:
+            return True
+        whole = self._schema.with_defaults(value, filled, work)
+        return whole is value or self._schema.accepts(whole, work)
 
-    return check
+    def too_much_work(self, operation_id: str) -> CallError:
+        """Return the error for a call whose check would take too long."""
+        block = self._block
+        named = f"block {printable(block.id)} of {printable(block.holder)}"
+        message = (
+            f"Access denied: {operation_id}: checking this input against the schemas of the grant takes too much work, "
+            f"at {named}. Send a smaller input, or use a grant with smaller schemas"
+        )
+        error = CallError(ErrorCode.ACCESS_DENIED, message, {"block": block.id})
+        error.operation_id = operation_id
+        return error

@@ -81,7 +81,7 @@ def permits_input(
         return not restricts and (grant is None or not grant.rules(plan.id).accepts)
     if plan.permits_input is not None and not plan.permits_input(context.identity, form.value):
         return False
-    # Values that the caller did not send are treated as defaults: see `with_defaults`.
+    # Values that the caller did not send are treated as defaults: see `InputRule`.
     return _accepts(plan, grant, form.sent, lambda _: form.value)
 
 

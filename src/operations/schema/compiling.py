@@ -70,7 +70,7 @@ _REGEX = jsonschema_rs.Draft202012Validator({"format": "regex"}, validate_format
 
 def longest_text(pattern: str) -> int | None:
     """Return the longest text that may be matched against `pattern`; None if the pattern cannot be used."""
-    length = _written_out(pattern)
+    length = written_length(pattern)
     if length > MAX_LENGTH:
         return None
     if _compiles(pattern, LINEAR):
@@ -96,12 +96,17 @@ def drop_invalid_patterns(schema: JSONObject) -> None:
         schema["additionalProperties"] = True
 
 
-def weight(pattern: str) -> int:
-    """Return the cost of compiling `pattern`, in characters: Unicode classes and the backtracking engine cost more."""
-    length = min(_written_out(pattern), MAX_LENGTH)
+def linear_weight(pattern: str) -> int:
+    """Return the cost of compiling `pattern` for the linear engine, in characters: Unicode classes cost more."""
+    length = min(written_length(pattern), MAX_LENGTH)
     if not pattern.isascii() or any(escape in pattern for escape in _WIDE):
         length *= 20
-    return length if is_linear(pattern) else length * 50
+    return length
+
+
+def weight(pattern: str) -> int:
+    """Return the cost of compiling `pattern`, in characters: the backtracking engine costs more."""
+    return linear_weight(pattern) * (1 if is_linear(pattern) else 50)
 
 
 def is_linear(pattern: str) -> bool:
@@ -112,6 +117,11 @@ def is_linear(pattern: str) -> bool:
 @lru_cache(maxsize=512)
 def text_test(pattern: str) -> Callable[[Any], bool]:
     """Return the test whether a text contains a match of `pattern`; always False if the pattern cannot be used."""
+    return new_text_test(pattern)
+
+
+def new_text_test(pattern: str) -> Callable[[Any], bool]:
+    """Return a test as `text_test` does, compiled anew."""
     if longest_text(pattern) is None:
         return lambda _text: False
     options = LINEAR if is_linear(pattern) else FANCY
@@ -130,7 +140,7 @@ def _compiles(
     return True
 
 
-def _written_out(pattern: str) -> int:
+def written_length(pattern: str) -> int:
     """Return the number of characters, classes and escapes in `pattern`, with repetitions expanded.
 
     This is an upper bound for well-formed patterns; the engines reject others. Counting stops beyond the limit.

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from operations.base.json.objects import without_objects
-from operations.base.json.references import reference_of, target_of
 from operations.base.json.values import (
     MAX_DEPTH,
     JSONValueError,
@@ -19,21 +18,16 @@ from operations.base.json.values import (
     is_list,
     is_object,
     is_plain,
-    list_of,
-    object_of,
     to_json,
 )
-from operations.base.types import JSONObject
 from operations.schema.casting.changes import Change, Changes, Uniform
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.thorough import CreatingPass, Pass
 from operations.schema.casting.typed import REFUSALS, NeedsRepair, is_unchanged, pack
 from operations.schema.checking import Checker
-from operations.schema.compiling import text_test
 from operations.schema.explain import Known, explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
-from operations.schema.references import APPLIED, item_keywords, subschemas
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""
@@ -293,53 +287,3 @@ def _looks_plain(value: Any) -> bool:
     if is_object(value):
         return all(map(_looks_plain, value.values()))
     return is_plain(value, 0)
-
-
-def with_defaults(value: Any, filled: Any, schema: Any, root: Any) -> Any:
-    """Return `value` with the defaults in `filled` of the properties that `schema`, a part of `root`, restricts."""
-    schema = object_of(schema)
-    if is_list(value):
-        value = [*value]
-        for index, whole in enumerate(filled):
-            for inner in _of_item(index, schema):
-                value[index] = with_defaults(value[index], whole, inner, root)
-    if is_object(value):
-        value = {**value}
-        for name, whole in filled.items():
-            for inner in _of_property(name, schema):
-                is_given = name in value
-                value[name] = with_defaults(value[name], whole, inner, root) if is_given else whole
-    for part in _parts(schema, root):
-        value = with_defaults(value, filled, part, root)
-    return value
-
-
-def _of_item(index: int, schema: JSONObject) -> list[Any]:
-    """Return the schemas for an item of a list."""
-    first, rest = item_keywords(schema)
-    leading = list_of(schema.get(first))
-    own = leading[index] if index < len(leading) else schema.get(rest)
-    return [own, schema.get("unevaluatedItems"), schema.get("contains")]
-
-
-def _of_property(name: str, schema: JSONObject) -> list[Any]:
-    """Return the schemas for a property.
-
-    Without those that forbid all properties except the named ones: they apply to what is sent, not to defaults.
-    """
-    named, patterns = (object_of(schema.get(key)) for key in ("properties", "patternProperties"))
-    found = [inner for pattern, inner in patterns.items() if text_test(pattern)(name)]
-    if name not in named and not found:
-        found = [schema[key] for key in _FURTHER if key in schema]
-    own = [named[name]] if name in named else []
-    return own + [inner for inner in found if is_object(inner)]
-
-
-_FURTHER = ("additionalProperties", "unevaluatedProperties")
-
-
-def _parts(schema: JSONObject, root: Any) -> list[Any]:
-    """Return the schemas that apply to the same value as `schema`."""
-    parts: list[Any] = [inner for key, _, inner in subschemas(schema) if key in APPLIED]
-    reference = reference_of(schema)
-    return parts if reference is None else [*parts, target_of(reference, root)]
