@@ -67,6 +67,7 @@ MODULES = {
     },
     "operations.hub": {"operations.hub": ""},
     "operations.agents": {"operations.agents": ""},
+    "operations.runs": {"operations.runs": ""},
     "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
     "operations.sources.credentials": {
         "operations.sources.credentials": "CallerToken TokenExchange hold_token"

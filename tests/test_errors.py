@@ -137,6 +137,9 @@ def test_the_status_table_is_the_contracts() -> None:
         "UNAVAILABLE": 503,
         "RESOURCE_EXHAUSTED": 429,
         "APPROVAL_REQUIRED": 428,
+        "RUN_NOT_FOUND": 404,
+        "RUN_ENDED": 409,
+        "OPERATION_CHANGED": 409,
     }
 
 

@@ -41,6 +41,11 @@ class ErrorCode(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     APPROVAL_REQUIRED = "APPROVAL_REQUIRED"
+    RUN_NOT_FOUND = "RUN_NOT_FOUND"
+    RUN_ENDED = "RUN_ENDED"
+    OPERATION_CHANGED = "OPERATION_CHANGED"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    RUN_DIVERGED = "RUN_DIVERGED"
 
 
 HTTP_STATUS: dict[str, int] = {
@@ -51,6 +56,9 @@ HTTP_STATUS: dict[str, int] = {
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
     ErrorCode.APPROVAL_REQUIRED: 428,
+    ErrorCode.RUN_NOT_FOUND: 404,
+    ErrorCode.RUN_ENDED: 409,
+    ErrorCode.OPERATION_CHANGED: 409,
 }
 """The HTTP status of each code. `ACCESS_DENIED` is 401 without an identity; codes that are not listed are 500."""
 

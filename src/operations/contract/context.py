@@ -7,6 +7,7 @@ Rule 2: expensive fields (the request id, `env`) are created when they are first
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import sys
@@ -147,6 +148,42 @@ class Reach(msgspec.Struct, frozen=True, eq=False):
         return spec is not None and not spec.authority
 
 
+class RunScope(Protocol):
+    """The run that a call belongs to: records the steps of its handler, so that none is repeated after a crash."""
+
+    @property
+    def run(self) -> Any:
+        """The handle of the run."""
+        ...
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether an earlier attempt of the run has spent the approval and the budget of this call."""
+        ...
+
+    async def begin(self, operation: Any) -> "RunScope":
+        """Commit that the handler of an operation begins; return the scope for the handler."""
+        ...
+
+    async def call(
+        self, registry: Caller, operation_id: str, input: Any, child: "OperationContext"
+    ) -> ResponseEnvelope[Any]:
+        """Make a nested call as a step: return the recorded result, or run the call and record its result."""
+        ...
+
+    async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
+        """Return the recorded result of a function, or run it and record its result."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until a recorded time."""
+        ...
+
+    async def wait_for(self, name: str, timeout: float | None) -> Any:
+        """Wait for a signal."""
+        ...
+
+
 _BATCH = 256
 _unused_ids: list[str] = []
 
@@ -221,6 +258,9 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     """The input that rules have checked, as the handler receives it: set by the pipeline, on a copy, for that handler
     only. Before that, the digest of its form if another process has checked it and forwards the call."""
 
+    scope: RunScope | None = None
+    """The run that the call belongs to; None outside of runs. Never sent to another process."""
+
     registry: Caller | None = None
     """Runs nested calls. The registry that runs the handler sets it on a copy. Set it yourself only in the context of a
     single call."""
@@ -285,6 +325,47 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             limit=self.limit,
             registry=self.registry,
         )
+
+    @property
+    def run(self) -> Any:
+        """The run that this call belongs to; None if it belongs to none."""
+        return None if self.scope is None else self.scope.run
+
+    async def step(self, name: str, function: Callable[[], Any], *, once: bool = False) -> Any:
+        """Run a function, and record its result in the run, so that a later attempt does not run it again.
+
+        Outside of a run, and in operations that are not `durable`, it only runs the function.
+
+        Args:
+            name: The name of the step; equal names are numbered.
+            function: A function without parameters, or a coroutine function, that returns a JSON value.
+            once: Whether the function must never run twice: if an attempt ends while it runs, the run ends `unknown`.
+                Otherwise it may run again if no result was recorded.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if the result is not JSON, or is too large.
+        """
+        if self.scope is not None:
+            return await self.nest(self.scope.step(name, function, once=once))
+        result = function()
+        return await result if inspect.isawaitable(result) else result
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep. In a run, the end is recorded, so that a later attempt sleeps only for the rest."""
+        await self.answered(
+            asyncio.sleep(seconds) if self.scope is None else self.nest(self.scope.sleep(seconds))
+        )
+
+    async def wait_for(self, name: str, timeout: float | None = None) -> Any:
+        """Wait until the run receives a signal (`run.signal(name, value)`), and return its value.
+
+        Raises:
+            CallError: `TIMEOUT` after this many seconds; `UNAVAILABLE` if the operation is not `durable`, or runs
+                outside of a run.
+        """
+        if self.scope is None:
+            raise _unavailable("wait for a signal", "the call is no run")
+        return await self.answered(self.nest(self.scope.wait_for(name, timeout)))
 
     def with_metadata(self, **more: Any) -> "OperationContext":
         """Return a copy with more metadata. Aborting either context aborts the nested calls of both."""
@@ -502,10 +583,11 @@ class OperationEnv:
 
     async def call(self, operation_id: str, input: Any = None) -> ResponseEnvelope[Any]:
         """Run an operation as part of this call."""
-        registry = self._admit(operation_id)
-        return await self._context.nest(
-            registry.execute(operation_id, input, self._context.child(operation_id, registry))
-        )
+        registry, context = self._admit(operation_id), self._context
+        child = context.child(operation_id, registry)
+        if context.scope is not None:
+            return await context.nest(context.scope.call(registry, operation_id, input, child))
+        return await context.nest(registry.execute(operation_id, input, child))
 
     def subscribe(self, operation_id: str, input: Any = None) -> Stream:
         """Open a subscription as part of this call."""

@@ -81,6 +81,13 @@ class OperationOptions(TypedDict, total=False):
     """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
     other nested call is checked as its caller."""
 
+    durable: bool | Literal["required"]
+    """Whether a call is a run with a life of its own, if the registry keeps runs: nested calls are then recorded steps,
+    which are not repeated after a crash. `required`: callers that cannot hold a run are rejected."""
+
+    lane_limit: int
+    """The number of its runs that work at a time, in all processes together."""
+
     authority: bool
     """Whether it administers authority, or the hub: then no pattern of a grant or of `calls` allows it, only its exact
     id."""
@@ -205,6 +212,8 @@ def _read_operation(
         signature=signature,
         reader=reader if reader.is_typed else None,
         input=options.get("input"),
+        durable=options.get("durable", False),
+        lane_limit=options.get("lane_limit"),
     )
 
 

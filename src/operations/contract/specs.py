@@ -552,6 +552,13 @@ class Operation(msgspec.Struct, frozen=True):
     """Whether MCP clients see the output schema itself, so that a result which does not match it is an error there;
     None: unless the operation was imported from an OpenAPI document."""
 
+    durable: bool | Literal["required"] = False
+    """Whether a call is a run if the registry keeps runs, and nested calls are its steps; `required`: callers that
+    cannot hold a run are rejected. Not part of the contract."""
+
+    lane_limit: int | None = None
+    """The number of runs of one lane that work at a time, in all processes together; None for no limit."""
+
     def __post_init__(self) -> None:
         # Skip the checks below if none is needed: importers create thousands of operations.
         if self.output is not None or self.input is not None:
@@ -561,6 +568,9 @@ class Operation(msgspec.Struct, frozen=True):
         limit = cast("object", self.timeout)
         if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
+        lanes = cast("object", self.lane_limit)
+        if lanes is not None and not (type(lanes) is int and lanes > 0):
+            raise ValueError(f"lane_limit must be a positive integer, not {self.lane_limit!r}")
 
 
 def source_of(spec: OperationSpec) -> str:

@@ -36,7 +36,7 @@ from operations.base.text import printable
 from operations.base.time_limit import TimeLimit
 from operations.contract.access import access_denied, has_delegated_authority
 from operations.contract.channel import CLOSED
-from operations.contract.context import OperationContext
+from operations.contract.context import OperationContext, RunScope
 from operations.contract.envelopes import (
     DescribedEnvelope,
     LocalResponseMeta,
@@ -71,6 +71,16 @@ _pack = msgspec.msgpack.Encoder().encode
 
 _LONG_AGO = 1e11
 """A time in 1973, in milliseconds since the epoch. An earlier deadline was probably given in seconds."""
+
+
+class _Later:
+    """The scope of a call that is only checked: it spends its approval and budget when it runs."""
+
+    run = None
+    is_admitted = True
+
+
+LATER: Final = cast("RunScope", _Later())
 
 
 def enter(plan: CallPlan, context: OperationContext) -> None:
@@ -143,7 +153,8 @@ async def guard(
         issuer = None if grant is None or not as_caller else grant.issuer
         if grant is not None and issuer is not None and await issuer.is_revoked(grant):
             raise _denied(plan)
-        if plan.admits or (grant is not None and grant.is_limited):
+        is_new = context.scope is None or not context.scope.is_admitted
+        if is_new and (plan.admits or (grant is not None and grant.is_limited)):
             authority = plan.host.authority
             value = await authority.admit(plan.operation, plan.digest, value, context, checked)
     except BaseException as error:
@@ -176,6 +187,18 @@ async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> An
     return value
 
 
+async def permit(plan: CallPlan, value: Any, context: OperationContext) -> Any:
+    """Check access, input and grant of a call that runs later; return its input. Uses no approval and no budget.
+
+    Raises:
+        CallError: As the call would.
+    """
+    enter(plan, context)
+    plan, value = admit(plan, value, context)
+    await guard(plan, value, context.changed(scope=LATER))
+    return value
+
+
 async def checked_input(plan: CallPlan, value: Any, context: OperationContext) -> CheckedInput:
     """Return what the handler would receive in a call, for the rules of a process that forwards it; run nothing.
 
@@ -195,6 +218,8 @@ async def checked_input(plan: CallPlan, value: Any, context: OperationContext) -
 async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any:
     value, inner = await guard(plan, value, context)
     with recorded(plan, context) as results:
+        if inner.scope is not None and not plan.is_inner:
+            inner = inner.changed(scope=await inner.scope.begin(plan.operation))
         result = plan.handler(value, inner)
         results.append(await result if inspect.isawaitable(result) else result)
     return results[0]
@@ -276,6 +301,7 @@ async def invoke(
             plan.is_plain
             and context.reach is None
             and context.checked is None
+            and context.scope is None
             and (
                 grant is None
                 or (

@@ -22,9 +22,10 @@ from operations.base.errors import (
     unusable_schema,
 )
 from operations.base.json.values import JSONValueError
+from operations.base.patterns import Patterns
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
-from operations.contract.context import Execute, OperationContext, OperationEnv
+from operations.contract.context import Execute, OperationContext, OperationEnv, Reach
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.events import Observer
 from operations.contract.functions import typed_function
@@ -33,10 +34,11 @@ from operations.registry.cache import PlanCache
 from operations.registry.catalog import Registrable, Registrations
 from operations.registry.counters import CallCounters
 from operations.registry.middleware import Middleware, StreamMiddleware
-from operations.registry.path import authorize, checked_input, invoke, prepare, run, timed
+from operations.registry.path import authorize, checked_input, invoke, permit, prepare, run, timed
 from operations.registry.plan import CallPlan
 from operations.registry.remotes import Remote, forward
 from operations.registry.reports import report_refusal
+from operations.registry.runs import Run, RunPage, RunStore, StartOptions, no_store
 from operations.registry.streams import Subscription, stream
 from operations.schema import CheckedInput, Schema, invalid_json, mismatch_error
 
@@ -62,6 +64,10 @@ class OperationRegistry(Registrations):
         max_threads: The number of `def` handlers that run at a time.
         calls: Default of `calls` for operations that declare none; `["*"]` trusts every nested call.
         authority: Stores budgets and approvals; by default in this process.
+        runs: Keeps runs (`operations.runs.Runs`). `async with registry` then also runs what is queued.
+
+    Attributes:
+        run_store: The store of runs; None if there is none.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class OperationRegistry(Registrations):
         max_threads: int = 32,
         calls: Collection[str] = (),
         authority: Authority | None = None,
+        runs: RunStore | None = None,
     ) -> None:
         super().__init__(
             remote, output=output, max_threads=max_threads, calls=calls, authority=authority
@@ -80,8 +87,13 @@ class OperationRegistry(Registrations):
         self._plans = PlanCache()
         self._recent = self._plans.recent
         self._streams = PlanCache()
+        self._durable = PlanCache()
+        """Plans that `execute` must not find, because the call may be a run."""
         self._counting: dict[object, bool] = {}
+        self.run_store = runs
         self.register_all(operations)
+        if runs is not None:
+            runs.attach(self)
 
     # ------------------------------------------------------------ calling
 
@@ -223,7 +235,7 @@ class OperationRegistry(Registrations):
         """
         context = self._adopt(context)
         operation_id = self.current_id(operation_id)
-        plan = self._plans.find(operation_id) or self._prepare(operation_id, context)
+        plan = await self._plan(operation_id, context)
         return await authorize(plan, input, context)
 
     async def checked_input(
@@ -238,7 +250,11 @@ class OperationRegistry(Registrations):
         """
         context = self._adopt(context)
         operation_id = self.current_id(operation_id)
-        plan = self._plans.find(operation_id) or self._streams.find(operation_id)
+        plan = (
+            self._plans.find(operation_id)
+            or self._durable.find(operation_id)
+            or self._streams.find(operation_id)
+        )
         if plan is None:
             await self._compile_aside(operation_id)
             known = self._operations.get(operation_id)
@@ -250,12 +266,110 @@ class OperationRegistry(Registrations):
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> ResponseEnvelope[Any]:
         context = self._adopt(context)
+        plan = await self._plan(operation_id, context)
+        if self.run_store is None or not plan.operation.durable or context.scope is not None:
+            return await run(plan, input, context)
+        handle = await self._start(plan, input, context, StartOptions())
+        return await handle.result(context.remaining)
+
+    async def _plan(self, operation_id: str, context: OperationContext) -> CallPlan:
+        """Return the plan of a query or mutation, which is prepared at its first call."""
         known = isinstance(cast("Any", operation_id), str)
-        plan = self._plans.find(operation_id) if known else None
+        plan = self._plans.find(operation_id) or self._durable.find(operation_id) if known else None
         if plan is None:
             await self._compile_aside(operation_id)
             plan = self._prepare(operation_id, context)
-        return await run(plan, input, context)
+        return plan
+
+    # ------------------------------------------------------------ runs
+
+    async def start(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        key: str | None = None,
+        delay: float = 0,
+        at: float | None = None,
+        priority: int = 100,
+        lane: str | None = None,
+        retention: float | None = None,
+    ) -> Run:
+        """Start a run of a query or mutation, and return its handle once the run is stored.
+
+        Access, grant and input are checked now, and again when the run begins or continues.
+
+        Args:
+            operation_id: `namespace.name`.
+            input: A JSON value, or Python values that can be converted to JSON.
+            context: The caller, who owns the run. A deadline does not end the run.
+            key: Names the run for this caller and operation: the same call with this key returns the same run.
+            delay: Seconds until the run begins.
+            at: When the run begins, in milliseconds since the epoch; not together with `delay`.
+            priority: Runs with a lower number begin first.
+            lane: The lane whose limit (`lane_limit` of the operation) counts the run; by default the operation's id.
+            retention: Seconds for which the run is kept after its end.
+
+        Raises:
+            CallError: As `execute`; `VALIDATION_ERROR` for a subscription, or for a key of a run with another input;
+                `UNAVAILABLE` without a store; `RESOURCE_EXHAUSTED` if too many runs are live.
+        """
+        options = StartOptions(
+            key=key, delay=delay, at=at, priority=priority, lane=lane, retention=retention
+        )
+        context = self._adopt(context)
+        return await self._start(await self._plan(operation_id, context), input, context, options)
+
+    async def _start(
+        self, plan: CallPlan, input: Any, context: OperationContext, options: StartOptions
+    ) -> Run:
+        if self.run_store is None:
+            raise no_store()
+        try:
+            value = await permit(plan, input, context)
+        except CallError as error:
+            report_refusal(self, plan.id, context, error)
+            raise
+        return Run(
+            self.run_store, await self.run_store.start(plan, value, context, options), context
+        )
+
+    async def run(self, run_id: str, context: OperationContext | None = None) -> Run:
+        """Return the handle of a run.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND` if the run is unknown, has expired, or the caller may not see it.
+        """
+        context = self._adopt(context)
+        if self.run_store is None:
+            raise no_store()
+        return Run(self.run_store, await self.run_store.state(run_id, context), context)
+
+    async def runs(
+        self,
+        context: OperationContext | None = None,
+        *,
+        status: str | None = None,
+        operation: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> RunPage:
+        """List the runs that the caller may see, the newest first.
+
+        Args:
+            context: The caller.
+            status: Only runs in this state.
+            operation: Only runs of this operation.
+            limit: The number of runs on the page, at most 100.
+            after: The `next` of the page before.
+        """
+        context = self._adopt(context)
+        if self.run_store is None:
+            raise no_store()
+        return await self.run_store.page(
+            context, status=status, operation=operation, limit=limit, after=after
+        )
 
     def _adopt(self, context: OperationContext | None) -> OperationContext:
         """Return the caller's context with this registry for nested calls.
@@ -300,6 +414,8 @@ class OperationRegistry(Registrations):
                 reason = f"{operation_id} is a {known.spec.type}: use {method}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, reason)
             plans = self._streams if streaming else self._plans
+            if known.durable and not streaming:
+                plans = self._durable
             plan = prepare(known, self, log=plans.log(operation_id))
             plans.add(operation_id, plan)
         except CallError as error:
@@ -325,6 +441,12 @@ class OperationRegistry(Registrations):
                 # Nor is it known whether the remote converts the input.
                 return forward(spec, self._remote, converts_input=True)
         raise self.not_found(operation_id, context)
+
+    def covers(self, operation_id: str, called: str) -> bool:
+        """Return whether the handler of an operation may call another one on the authority of its operation."""
+        known = self._operations.get(operation_id)
+        calls = self.calls if known is None or known.calls is None else tuple(known.calls)
+        return known is not None and Reach(operation_id, Patterns(calls)).covers(called, self)
 
     # ------------------------------------------------------------ middleware and observers
 
@@ -388,12 +510,14 @@ class OperationRegistry(Registrations):
         return counters, stop
 
     def _set_series(self) -> None:
-        for plan in (*self._plans, *self._streams):
+        for plan in (*self._plans, *self._durable, *self._streams):
             plan.series = None if self.counters is None else self.counters.of(plan.id)
 
     # ------------------------------------------------------------ lifetime
 
     async def __aenter__(self) -> Self:
+        if self.run_store is not None:
+            await self.run_store.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -404,6 +528,8 @@ class OperationRegistry(Registrations):
 
         Closing twice is harmless. If a service fails to close, the error is logged and the others are closed.
         """
+        if self.run_store is not None:
+            await self.run_store.aclose()
         services, self._services = self._services, []
         for service in reversed(services):
             try:
@@ -419,7 +545,7 @@ class OperationRegistry(Registrations):
 
     def _forget(self, operation_ids: Collection[str]) -> None:
         super()._forget(operation_ids)
-        for plans in (self._plans, self._streams):
+        for plans in (self._plans, self._durable, self._streams):
             plans.remove(operation_ids)
 
 

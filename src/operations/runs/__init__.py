@@ -1,0 +1,510 @@
+"""Runs: calls with a life of their own, kept in a journal that survives crashes, restarts and deploys.
+
+    registry = OperationRegistry(runs=Runs("sqlite:runs.db"))
+
+Rule 1: a call that may run only once is never begun twice: if its outcome is not known, the run ends `unknown`.
+Rule 2: no run is lost: whatever was committed is continued by any process with the same journal.
+Rule 3: the authority of a run is that of the moment: its caller is resolved again when it continues.
+
+`journal` has every statement, `writer` the thread that commits, `keeper` the lease; `executor` claims runs, `session`
+is one attempt, and `steps` names and guards its steps.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from operations.base.errors import CallError, ErrorCode, invalid_argument
+from operations.base.json.values import canonical
+from operations.contract.access import Identity, access_denied
+from operations.contract.context import OperationContext, new_request_id
+from operations.contract.grant import Issuer
+from operations.contract.specs import Operation
+from operations.registry.plan import CallPlan
+from operations.registry.runs import (
+    Run,
+    RunPage,
+    RunState,
+    RunStatus,
+    StartOptions,
+    Waiting,
+    run_not_found,
+)
+from operations.runs import callers
+from operations.runs.callers import Subjects, may_see
+from operations.runs.database import ALL, Connection, Database
+from operations.runs.executor import Executor
+from operations.runs.journal import Journal, Limits, Retention
+from operations.runs.keeper import Keeper
+from operations.runs.records import Attempt, Caller, NewRun
+from operations.runs.sqlite import SQLiteDatabase
+from operations.runs.tables import VERSION, create_tables
+from operations.runs.watchers import Watchers
+from operations.runs.writer import RunStoreError, TransactionThread
+
+__all__ = [
+    "Limits",
+    "Retention",
+    "Run",
+    "RunPage",
+    "RunState",
+    "RunStatus",
+    "RunStoreError",
+    "Runs",
+    "Waiting",
+]
+
+logger = logging.getLogger("operations")
+
+T = TypeVar("T")
+
+READ: Final = "runs:read"
+"""The scope for seeing the runs of all callers."""
+
+MANAGE: Final = "runs:manage"
+"""The scope for cancelling, retrying and answering them as well."""
+
+_MAX_PAGE: Final = 100
+
+
+class Runs:
+    """A store of runs.
+
+    `async with registry` opens it: from then on, this process continues runs, also those of processes that are gone.
+    The first `start` opens it as well.
+
+    Args:
+        url: `sqlite:PATH`; or a database.
+        limits: The limits.
+        retention: How long runs are kept after their end.
+        lease: Seconds after which other processes take over the runs of a process that has stopped.
+        grace: Seconds that attempts have to end when the store is closed.
+        executes: Whether this process works on runs; False for clients that only start and read them.
+        keep_steps: Whether the steps of completed runs are kept.
+        subjects: Returns the present identity of the owner of a run that continues. By default it has the scopes that
+            it had at the start.
+        grants: Knows which grants were revoked, for runs that agents start. By default, the issuer of the grants that
+            start runs in this process.
+
+    Raises:
+        ValueError: If the URL is not known, or its file is on a network file system.
+    """
+
+    def __init__(
+        self,
+        url: str | Database,
+        *,
+        limits: Limits | None = None,
+        retention: Retention | None = None,
+        lease: float = 10.0,
+        grace: float = 5.0,
+        executes: bool = True,
+        keep_steps: bool = False,
+        subjects: Subjects | None = None,
+        grants: Issuer | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.registry: Any = None
+        self._database = _database(url) if isinstance(url, str) else url
+        self.journal = Journal(
+            self._database, self.limits, retention or Retention(), keep_steps=keep_steps
+        )
+        self._lease, self._grace, self._executes = lease, grace, executes
+        self._subjects, self._grants = subjects, grants
+        self._writer = TransactionThread("operations runs", self._connect, writes=True)
+        self._reader = TransactionThread(
+            "operations runs reader", self._connect_reader, writes=False
+        )
+        self._keeper: Keeper | None = None
+        self._executor: Executor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Lock | None = None
+        self._is_newer = self._is_closed = False
+        self._watchers = Watchers(self._revisions)
+        self._digests: dict[str, tuple[Operation, str]] = {}
+        self._live = 0
+
+    def _connect(self) -> Connection:
+        connection = self._database.connect()
+        try:
+            self._is_newer = create_tables(self._database, connection) > VERSION
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect_reader(self) -> Connection:
+        return self._database.connect(writes=False)
+
+    # ------------------------------------------------------------ lifetime
+
+    def attach(self, registry: Any) -> None:
+        """Run the operations of a registry.
+
+        Raises:
+            ValueError: If it belongs to another registry.
+        """
+        if self.registry is not None:
+            raise ValueError(
+                "a store of runs belongs to one registry: open another Runs with the same URL"
+            )
+        self.registry = registry
+
+    async def open(self) -> None:
+        """Open the journal, and begin to work on runs unless this process is a client. Opening it twice is harmless.
+
+        Raises:
+            RunStoreError: If it cannot be opened.
+        """
+        if self._keeper is not None:
+            return
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._keeper is not None:
+                return
+            self._is_closed = False
+            self._loop = asyncio.get_running_loop()
+            self._live = await self.write(self.journal.count_live)
+            executes = self._executes and not self._is_newer
+            if self._is_newer and self._executes:
+                logger.error(
+                    "the journal of runs belongs to a newer version: this process works on no runs"
+                )
+            keeper = Keeper(
+                self._database,
+                self.journal,
+                self._lease,
+                on_news=partial(self._in_loop, self._on_news),
+                on_ready=partial(self._in_loop, self._on_ready),
+                on_lease=partial(self._in_loop, self._on_lease),
+                executes=executes,
+            )
+            if executes:
+                connection = await asyncio.to_thread(self._database.connect)
+                try:
+                    await asyncio.to_thread(keeper.open, connection)
+                except Exception as error:
+                    raise RunStoreError from error
+                finally:
+                    connection.close()
+                self._executor = Executor(self, keeper, self._on_end)
+                self._executor.start()
+            self._keeper = keeper
+            keeper.start()
+
+    async def _opened(self) -> None:
+        """Open the journal, unless it was closed.
+
+        Raises:
+            RunStoreError: If it cannot be opened, or was closed.
+        """
+        if self._is_closed:
+            raise RunStoreError("The store of runs is closed")
+        await self.open()
+
+    async def aclose(self) -> None:
+        """Hand over the runs that do not end within the grace, and close the journal. Closing twice is harmless."""
+        self._is_closed = True
+        keeper, self._keeper = self._keeper, None
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            await executor.close(self._grace)
+        if keeper is not None:
+            await asyncio.to_thread(keeper.stop)
+            holder = keeper.holder
+            if holder is not None:
+                try:
+                    await self.write(lambda db: self.journal.leave(db, holder))
+                except RunStoreError:
+                    logger.warning("other processes continue the runs when the lease is over")
+        self._watchers.wake_all()
+        await asyncio.to_thread(self._writer.close)
+        await asyncio.to_thread(self._reader.close)
+
+    def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function in the event loop of the executor."""
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(function, *args)
+            except RuntimeError:
+                # The loop is closed.
+                return
+
+    def _on_news(self, run_ids: Sequence[str]) -> None:
+        """React to changes by other processes."""
+        if self._executor is not None:
+            self._executor.wake()
+            self._executor.look()
+        if ALL in run_ids:
+            self._watchers.look()
+        else:
+            self._changed(*run_ids)
+
+    def _on_ready(self) -> None:
+        if self._executor is not None:
+            self._executor.wake()
+
+    def _on_lease(self, has_lease: bool) -> None:
+        if self._executor is None:
+            return
+        if has_lease:
+            self._executor.wake()
+        else:
+            self._executor.stop_all("the lease of this process is over")
+
+    def _on_end(self, run_id: str) -> None:
+        self._changed(run_id)
+
+    def _changed(self, *run_ids: str) -> None:
+        """Wake those that wait for changes of runs."""
+        self._watchers.wake(run_ids)
+
+    # ------------------------------------------------------------ for attempts
+
+    def write(self, job: Callable[[Connection], T]) -> "asyncio.Future[T]":
+        """Run a job that writes, in a transaction with those of other callers."""
+        return self._writer.run(job)
+
+    def read(self, job: Callable[[Connection], T]) -> "asyncio.Future[T]":
+        """Run a job that reads."""
+        return self._reader.run(job)
+
+    async def caller_of(self, attempt: Attempt) -> tuple[Caller, Identity | None]:
+        """Return the caller of a run, and its identity of today.
+
+        Raises:
+            CallError: `ACCESS_DENIED`.
+        """
+        caller, identity = await callers.resolved(
+            attempt.caller, attempt.operation, self._subjects, self._grants
+        )
+        if caller.authority is not None and not self._still_allows(*caller.authority):
+            raise access_denied(attempt.operation)
+        return caller, identity
+
+    def _still_allows(self, operation_id: str, called: str) -> bool:
+        """Return whether an operation may still call another one on its own authority."""
+        return bool(self.registry.covers(operation_id, called))
+
+    def handle(self, state: RunState, context: OperationContext) -> Run:
+        """Return a handle for a run."""
+        return Run(self, state, context)
+
+    def digest_of(self, operation: Operation) -> str:
+        """Return the digest of the contract of an operation."""
+        found = self._digests.get(operation.spec.id)
+        if found is None or found[0] is not operation:
+            found = self._digests[operation.spec.id] = operation, operation.spec.digest
+        return found[1]
+
+    def unreleased(self, run_id: str, fence: int) -> None:
+        """Release an attempt as soon as the store works again."""
+        if self._executor is not None:
+            self._executor.unreleased(run_id, fence)
+
+    # ------------------------------------------------------------ start
+
+    async def start(
+        self, plan: CallPlan, value: Any, context: OperationContext, options: StartOptions
+    ) -> RunState:
+        """Store a run, and begin it at once if there is a slot.
+
+        Raises:
+            CallError: `VALIDATION_ERROR`, `RESOURCE_EXHAUSTED`, or `UNAVAILABLE` if the store does not work.
+        """
+        await self._opened()
+        new = self._new_run(plan, value, context, options)
+        await self._enforce_room()
+        grant = None if context.identity is None else context.identity.grant
+        if self._grants is None and grant is not None:
+            self._grants = grant.issuer
+        # An executor works in one event loop; other loops use the queue.
+        is_here = self._loop is asyncio.get_running_loop()
+        executor = self._executor if is_here else None
+        holder = None if executor is None or new.delay or new.at else executor.reserve()
+        work = self.write(lambda db: self.journal.start(db, new, holder))
+        if executor is None or holder is None:
+            state, _ = await asyncio.shield(work)
+            self._in_loop(self._on_ready)
+            return state
+        # Also if the caller is cancelled: the run is stored.
+        work.add_done_callback(lambda done: self._begin_now(executor, done, context))
+        state, _ = await asyncio.shield(work)
+        return state
+
+    async def _enforce_room(self) -> None:
+        """Check the number of live runs, which is counted only when the limit may have been reached."""
+        self._live += 1
+        if self._live > self.limits.live:
+            self._live = 1 + await self.read(self.journal.count_live)
+            if self._live > self.limits.live:
+                message = f"There are {self.limits.live} live runs: wait until some have ended"
+                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
+
+    def _begin_now(
+        self, executor: Executor, done: "asyncio.Future[Any]", context: OperationContext
+    ) -> None:
+        failed = done.cancelled() or done.exception() is not None
+        attempt = None if failed else done.result()[1]
+        executor.unreserve(attempt, context)
+
+    def _new_run(
+        self, plan: CallPlan, value: Any, context: OperationContext, options: StartOptions
+    ) -> NewRun:
+        operation = plan.operation
+        try:
+            data = canonical(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise invalid_argument(
+                "", "cannot be stored: it is not JSON", "type", subject="The input of a run"
+            ) from error
+        most = self.limits.input_bytes
+        if len(data) > most:
+            message = f"has {len(data)} bytes, more than the {most} that are stored"
+            raise invalid_argument("", message, "maxLength", subject="The input of a run")
+        if options.delay < 0:
+            raise invalid_argument("/delay", "must not be negative", "minimum", subject="delay")
+        if options.delay and options.at is not None:
+            raise invalid_argument("/at", "cannot be used together with delay", "not", subject="at")
+        owner, agent, account = callers.owner_of(context)
+        return NewRun(
+            id=new_request_id(),
+            operation=plan.id,
+            digest=plan.digest,
+            input=data,
+            caller=callers.stored(context, by_id=self._subjects is not None),
+            owner=owner,
+            agent=agent,
+            account=account,
+            key=None if options.key is None else callers.key_of(options.key, plan.id, context),
+            delay=int(options.delay * 1000),
+            at=None if options.at is None else int(options.at),
+            priority=options.priority,
+            lane=plan.id if options.lane is None else options.lane,
+            lane_limit=operation.lane_limit,
+            retention=None if options.retention is None else int(options.retention * 1000),
+        )
+
+    # ------------------------------------------------------------ callers
+
+    async def state(self, run_id: str, context: OperationContext) -> RunState:
+        """Return the present state of a run.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND` if it is unknown, has expired, or the caller may not see it.
+        """
+        return await self._visible(run_id, context, READ, MANAGE)
+
+    async def _visible(self, run_id: str, context: OperationContext, *scopes: str) -> RunState:
+        await self._opened()
+        found = await self.read(lambda db: self.journal.state(db, str(run_id)))
+        # The same error after the same work.
+        if found is None or not may_see(found[1], found[2], context, *scopes):
+            raise run_not_found(run_id)
+        return found[0]
+
+    async def changed(self, run_id: str, revision: int, context: OperationContext) -> RunState:
+        """Return the state of a run as soon as its revision is later than this one.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`.
+        """
+        await self._opened()
+        while True:
+            with self._watchers.watching(run_id, revision) as change:
+                state = await self.state(run_id, context)
+                if state.revision > revision:
+                    return state
+                await change.wait()
+            if self._keeper is None:
+                raise RunStoreError("This process ends: ask for the run again")
+
+    async def _revisions(self, run_ids: Sequence[str]) -> dict[str, int]:
+        return await self.read(lambda db: self.journal.revisions(db, run_ids))
+
+    async def page(
+        self,
+        context: OperationContext,
+        *,
+        status: str | None,
+        operation: str | None,
+        limit: int,
+        after: str | None,
+    ) -> RunPage:
+        """List the runs that a caller may see, the newest first."""
+        if status is not None and status not in list(RunStatus):
+            known = ", ".join(RunStatus)
+            raise invalid_argument("/status", f"is not a status: {known}", "enum", subject="status")
+        await self._opened()
+        limit = min(max(1, limit), _MAX_PAGE)
+        start = _place(after)
+        identity = context.identity
+        if identity is None and not context.trusted:
+            return RunPage(runs=[])
+        owner: str | None
+        owner, agent, _ = callers.owner_of(context)
+        sees_all = identity is None or not {READ, MANAGE}.isdisjoint(identity.scopes)
+        if sees_all:
+            owner, agent = None, ""
+        runs = await self.read(
+            lambda db: self.journal.page(
+                db, owner, agent or None, status, operation, start, limit + 1
+            )
+        )
+        more = len(runs) > limit
+        runs = runs[:limit]
+        return RunPage(runs=runs, next=f"{runs[-1].created}-{runs[-1].id}" if more else None)
+
+    async def cancel(self, run_id: str, context: OperationContext) -> RunState:
+        """Cancel a run. No error and no change if it has ended.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`.
+        """
+        await self._visible(run_id, context, MANAGE)
+        identity = context.identity
+        by = callers.OPERATOR if identity is None else identity.account
+        await self.write(lambda db: self.journal.cancel(db, run_id, by))
+        self._in_loop(self._cancel_here, run_id)
+        self._changed(run_id)
+        return await self.state(run_id, context)
+
+    def _cancel_here(self, run_id: str) -> None:
+        session = None if self._executor is None else self._executor.session(run_id)
+        if session is not None:
+            session.cancel()
+
+    async def answer(self, run_id: str, key: str, value: Any, context: OperationContext) -> bool:
+        """Answer a question of a run."""
+        raise NotImplementedError
+
+    async def signal(self, run_id: str, name: str, value: Any, context: OperationContext) -> None:
+        """Send a signal to a run."""
+        raise NotImplementedError
+
+    async def retry(
+        self, run_id: str, context: OperationContext, *, ran: Any, not_run: bool
+    ) -> RunState:
+        """Run a run again."""
+        raise NotImplementedError
+
+
+def _place(after: str | None) -> tuple[int, str] | None:
+    if after is None:
+        return None
+    created, _, run_id = after.partition("-")
+    if not created.isdecimal() or not run_id:
+        raise invalid_argument("/after", "is not the next of a page", "format", subject="after")
+    return int(created), run_id
+
+
+def _database(url: str) -> Database:
+    kind, colon, place = url.partition(":")
+    if colon and kind == "sqlite" and place:
+        return SQLiteDatabase(Path(place.removeprefix("//")))
+    raise ValueError(f"{url!r} is not the URL of a store of runs: use sqlite:PATH")

@@ -1,0 +1,491 @@
+"""The journal: every statement about runs, steps and leases. All are the same for SQLite and PostgreSQL.
+
+Rule 1: every write of an attempt is conditional on its fence. If no row changes, the attempt is lost and stops.
+Rule 2: a final state changes only by `retry`.
+Rule 3: times come from the database, so that the clock of a machine does not matter.
+Rule 4: the methods are jobs of a transaction: they use only their connection.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from operations.base.errors import CallError, ErrorCode
+from operations.registry.runs import FINAL, RunState, RunStatus, Waiting
+from operations.runs.database import Connection, Database
+from operations.runs.records import ONCE, Attempt, End, NewRun, Question, Step
+
+_encode = msgspec.json.encode
+_decode = msgspec.json.decode
+
+_FINAL: Final = "('completed', 'failed', 'cancelled', 'unknown')"
+
+_STATE: Final = (
+    "id, operation, status, created, updated, attempt, account, expires, progress, message, waiting, "
+    "revision"
+)
+_CLAIMED: Final = (
+    "id, operation, digest, input, caller, fence, attempt, crashes, cancelled_by, created, revision"
+)
+_STEP: Final = "name, parent, operation, kind, fence, begun, ended, result, error"
+_QUESTION: Final = "key, kind, request, until, answer, answered_by"
+
+EXPIRED_BATCH: Final = 500
+"""The largest number of expired runs that one transaction removes."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a store of runs."""
+
+    live_per_caller: int = 1_000
+    live: int = 100_000
+    working: int = 50
+    steps: int = 10_000
+    input_bytes: int = 256 * 1024
+    result_bytes: int = 1024 * 1024
+    max_attempts: int = 20
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds for which runs are kept after their end, and questions without an answer."""
+
+    completed: float = 24 * 3600
+    cancelled: float = 24 * 3600
+    failed: float = 7 * 24 * 3600
+    unknown: float = 7 * 24 * 3600
+    unanswered: float = 30 * 24 * 3600
+
+
+class Journal:
+    """The statements of a journal.
+
+    Args:
+        database: The database.
+        limits: The limits.
+        retention: How long runs are kept.
+        keep_steps: Whether the steps of completed runs are kept.
+    """
+
+    def __init__(
+        self, database: Database, limits: Limits, retention: Retention, *, keep_steps: bool
+    ) -> None:
+        self._database = database
+        self._limits, self._retention, self._keep_steps = limits, retention, keep_steps
+
+    # ------------------------------------------------------------ start and claim
+
+    def start(
+        self, db: Connection, new: NewRun, holder: str | None
+    ) -> tuple[RunState, Attempt | None]:
+        """Store a run; return its state, and its first attempt if this executor may begin it at once.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if its key names a run with another input; `RESOURCE_EXHAUSTED`.
+        """
+        now = db.now()
+        if new.key is not None and (known := self._of_key(db, new, now)) is not None:
+            return known, None
+        self._enforce_room(db, new)
+        wake = max(now + new.delay, new.at or 0)
+        wake = 0 if wake <= now else wake
+        claims = (
+            holder is not None
+            and wake == 0
+            and new.lane_limit is None
+            and not db.rows("SELECT 1 FROM runs WHERE wake = 0 LIMIT 1")
+        )
+        status = RunStatus.WORKING if claims else RunStatus.QUEUED
+        fence = int(claims)
+        added = db.count(
+            "INSERT INTO runs (id, operation, digest, input, caller, owner, agent, account, key, status, created,"
+            " updated, retention, revision, wake, priority, lane, lane_limit, holder, fence, attempt, crashes)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, 0)"
+            " ON CONFLICT (key) WHERE key IS NOT NULL DO NOTHING",
+            new.id, new.operation, new.digest, new.input, new.caller, new.owner, new.agent, new.account, new.key,
+            str(status), now, now, new.retention, None if claims else wake, new.priority, new.lane, new.lane_limit,
+            holder if claims else None, fence, fence,
+        )  # fmt: skip
+        if not added:
+            # Another process has used the key since.
+            known = self._of_key(db, new, now)
+            if known is not None:
+                return known, None
+            raise CallError(ErrorCode.UNAVAILABLE, "The key is used at this moment: try again")
+        db.changed(new.id)
+        state = RunState(
+            id=new.id, operation=new.operation, status=status, created=now, updated=now, attempt=fence,
+            owner=new.account, revision=1,
+        )  # fmt: skip
+        if not claims:
+            return state, None
+        attempt = Attempt(
+            new.id, new.operation, new.digest, new.input, new.caller, 1, 1, 0, None, now, 1
+        )
+        return state, attempt
+
+    def _of_key(self, db: Connection, new: NewRun, now: int) -> RunState | None:
+        """Return the run with the key of a new one; None if there is none, or it has expired."""
+        found = db.rows(
+            f"SELECT input, expires, result, error, {_STATE} FROM runs WHERE key = ?{self._database.lock}",
+            new.key,
+        )
+        if not found:
+            return None
+        given, expires, result, error, *state = found[0]
+        if expires is not None and expires <= now:
+            self._remove(db, [state[0]])
+            return None
+        if bytes(given) != new.input:
+            issue = {"path": "/key", "message": "names a run with another input", "keyword": "key"}
+            message = "The key names a run with another input: use another key"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": [issue]})
+        return _state(state, result, error)
+
+    def _enforce_room(self, db: Connection, new: NewRun) -> None:
+        most = self._limits.live_per_caller
+        live = db.rows(
+            "SELECT COUNT(*) FROM (SELECT 1 FROM runs WHERE owner = ? AND expires IS NULL LIMIT ?) AS live",
+            new.owner, most,
+        )  # fmt: skip
+        if live[0][0] >= most:
+            message = f"The caller has {most} live runs: wait until some have ended, or cancel some"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
+
+    def count_live(self, db: Connection) -> int:
+        """Return the number of runs that have not ended."""
+        return int(db.rows("SELECT COUNT(*) FROM runs WHERE expires IS NULL")[0][0])
+
+    def claim(
+        self, db: Connection, holder: str, most: int
+    ) -> tuple[list[tuple[Attempt, list[Step]]], int | None, bool]:
+        """Begin the next attempts of runs that are ready, at most this many.
+
+        Returns:
+            The attempts, each with the recorded steps of the run; milliseconds until the next run becomes ready, None
+            if none does; and whether others are ready.
+        """
+        now = db.now()
+        db.count("UPDATE runs SET wake = 0 WHERE wake > 0 AND wake <= ?", now)
+        skip = self._database.skip_locked
+        ready = db.rows(
+            "SELECT priority, created, id FROM runs WHERE wake = 0 AND lane_limit IS NULL"
+            f" ORDER BY priority, created LIMIT ?{skip}",
+            most,
+        )
+        lanes = db.rows(
+            "SELECT DISTINCT lane FROM runs WHERE wake = 0 AND lane_limit IS NOT NULL LIMIT 100"
+        )
+        if lanes:
+            self._database.lock_lanes(db)
+        for (lane,) in lanes:
+            ((working,),) = db.rows(
+                "SELECT COUNT(*) FROM runs WHERE lane = ? AND holder IS NOT NULL AND lane_limit IS NOT NULL",
+                lane,
+            )
+            rows = db.rows(
+                "SELECT priority, created, id, lane_limit FROM runs WHERE wake = 0 AND lane = ?"
+                f" AND lane_limit IS NOT NULL ORDER BY priority, created LIMIT ?{skip}",
+                lane, most,
+            )  # fmt: skip
+            # Versions of an operation may declare different limits.
+            ready += [row[:3] for place, row in enumerate(rows, working) if place < row[3]]
+        chosen = [row[2] for row in sorted(ready)[:most]]
+        attempts: list[tuple[Attempt, list[Step]]] = []
+        for run_id in chosen:
+            rows = db.rows(
+                "UPDATE runs SET holder = ?, fence = fence + 1, attempt = attempt + 1, status = 'working',"
+                " wake = NULL, updated = ?, revision = revision + 1 WHERE id = ? AND wake = 0"
+                f" RETURNING {_CLAIMED}",
+                holder, now, run_id,
+            )  # fmt: skip
+            for row in rows:
+                db.changed(run_id)
+                attempts.append((_attempt(row), self._steps(db, run_id) if row[6] > 1 else []))
+        ((later,),) = db.rows("SELECT MIN(wake) FROM runs WHERE wake > 0")
+        return attempts, None if later is None else max(0, later - now), len(chosen) == most
+
+    def _steps(self, db: Connection, run_id: str) -> list[Step]:
+        rows = db.rows(f"SELECT {_STEP} FROM steps WHERE run = ?", run_id)
+        return [Step(*row) for row in rows]
+
+    # ------------------------------------------------------------ steps
+
+    def _holds(self, db: Connection, run_id: str, fence: int) -> bool:
+        """Return whether an attempt still holds its run. Nothing can change that before the commit."""
+        sql = "SELECT 1 FROM runs WHERE id = ? AND fence = ? AND holder IS NOT NULL"
+        return bool(db.rows(sql + self._database.lock, run_id, fence))
+
+    def begin_step(self, db: Connection, run_id: str, fence: int, step: Step) -> bool:
+        """Store the marker of a call that must not run twice; return False if the attempt is lost."""
+        return self._holds(db, run_id, fence) and self._add_step(db, run_id, fence, step)
+
+    def _add_step(self, db: Connection, run_id: str, fence: int, step: Step) -> bool:
+        db.count(
+            f"INSERT INTO steps (run, {_STEP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (run, name) DO UPDATE SET fence = excluded.fence, begun = excluded.begun,"
+            " ended = excluded.ended, result = excluded.result, error = excluded.error",
+            run_id, step.name, step.parent, step.operation, step.kind, fence, step.begun or db.now(), step.ended,
+            step.result, step.error,
+        )  # fmt: skip
+        return True
+
+    def end_step(
+        self,
+        db: Connection,
+        run_id: str,
+        fence: int,
+        step: Step,
+        result: bytes | None,
+        error: bytes | None,
+    ) -> bool:
+        """Record the outcome of a step; return False if the attempt is lost."""
+        if not self._holds(db, run_id, fence):
+            return False
+        now = db.now()
+        if step.kind == ONCE:
+            sql = "UPDATE steps SET ended = ?, result = ?, error = ? WHERE run = ? AND name = ?"
+            if db.count(sql, now, result, error, run_id, step.name):
+                return True
+            # It was rejected before it began, so it has no marker.
+        whole = Step(
+            step.name, step.parent, step.operation, step.kind, fence, step.begun or now, now, result, error
+        )  # fmt: skip
+        return self._add_step(db, run_id, fence, whole)
+
+    def remove_step(self, db: Connection, run_id: str, fence: int, name: str) -> bool:
+        """Remove the marker of a call that certainly did not begin; return False if the attempt is lost."""
+        if not self._holds(db, run_id, fence):
+            return False
+        db.count("DELETE FROM steps WHERE run = ? AND name = ?", run_id, name)
+        return True
+
+    # ------------------------------------------------------------ states of an attempt
+
+    def end(self, db: Connection, run_id: str, fence: int, end: End) -> RunState | None:
+        """End a run; return its state, or None if the attempt is lost."""
+        now = db.now()
+        rows = db.rows(
+            "UPDATE runs SET status = ?, result = ?, error = ?, holder = NULL, wake = NULL, waiting = NULL,"
+            " updated = ?, expires = ? + COALESCE(retention, ?), revision = revision + 1"
+            f" WHERE id = ? AND fence = ? AND status NOT IN {_FINAL} AND holder IS NOT NULL RETURNING {_STATE}",
+            end.status, end.result, None if end.error is None else _encode(end.error), now, now,
+            self._kept(end.status), run_id, fence,
+        )  # fmt: skip
+        if not rows:
+            return None
+        if end.status == RunStatus.COMPLETED and not self._keep_steps:
+            db.count("DELETE FROM steps WHERE run = ?", run_id)
+        db.changed(run_id)
+        return _state(rows[0], end.result, None if end.error is None else _encode(end.error))
+
+    def _kept(self, status: str) -> int:
+        return int(getattr(self._retention, status) * 1000)
+
+    def release(self, db: Connection, run_id: str, fence: int, wake: int | None) -> bool:
+        """End an attempt without ending its run; return False if the attempt was lost.
+
+        Args:
+            db: The connection.
+            run_id: The run.
+            fence: The attempt.
+            wake: When the run is to be continued; 0 for now, None if an answer continues it.
+        """
+        found = db.count(
+            "UPDATE runs SET holder = NULL, wake = ?, updated = ?, revision = revision + 1"
+            f" WHERE id = ? AND fence = ? AND holder IS NOT NULL AND status NOT IN {_FINAL}",
+            wake, db.now(), run_id, fence,
+        )  # fmt: skip
+        if found:
+            db.changed(run_id)
+        return bool(found)
+
+    def report(
+        self, db: Connection, run_id: str, fence: int, progress: bytes | None, message: str | None
+    ) -> bool:
+        """Store the progress of a run."""
+        found = db.count(
+            "UPDATE runs SET progress = ?, message = ?, updated = ?, revision = revision + 1"
+            " WHERE id = ? AND fence = ? AND holder IS NOT NULL",
+            progress, message, db.now(), run_id, fence,
+        )  # fmt: skip
+        db.changed(run_id)
+        return bool(found)
+
+    # ------------------------------------------------------------ callers
+
+    def state(self, db: Connection, run_id: str) -> tuple[RunState, str, str] | None:
+        """Return a run with its owner and agent; None if it is unknown or has expired."""
+        rows = db.rows(
+            f"SELECT owner, agent, result, error, {_STATE} FROM runs WHERE id = ?", run_id
+        )
+        if not rows:
+            return None
+        owner, agent, result, error, *fields = rows[0]
+        state = _state(fields, result, error)
+        if state.expires is not None and state.expires <= db.now():
+            return None
+        return state, owner, agent
+
+    def revisions(self, db: Connection, run_ids: Sequence[str]) -> dict[str, int]:
+        """Return the revisions of runs."""
+        found: dict[str, int] = {}
+        for start in range(0, len(run_ids), 500):
+            part = run_ids[start : start + 500]
+            places = ", ".join("?" * len(part))
+            found |= dict(db.rows(f"SELECT id, revision FROM runs WHERE id IN ({places})", *part))
+        return found
+
+    def page(
+        self,
+        db: Connection,
+        owner: str | None,
+        agent: str | None,
+        status: str | None,
+        operation: str | None,
+        after: tuple[int, str] | None,
+        limit: int,
+    ) -> list[RunState]:
+        """Return runs, the newest first: of one owner, or of all."""
+        where, values = ["(expires IS NULL OR expires > ?)"], list[Any]([db.now()])
+        for column, value in (
+            ("owner", owner),
+            ("agent", agent),
+            ("status", status),
+            ("operation", operation),
+        ):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if after is not None:
+            where.append("(created < ? OR (created = ? AND id < ?))")
+            values += [after[0], *after]
+        rows = db.rows(
+            f"SELECT {_STATE} FROM runs WHERE {' AND '.join(where)} ORDER BY created DESC, id DESC LIMIT ?",
+            *values, limit,
+        )  # fmt: skip
+        return [_state(row) for row in rows]
+
+    def cancel(self, db: Connection, run_id: str, by: str) -> tuple[bool, str | None]:
+        """Cancel a run that nobody works on; otherwise store that it is to be cancelled.
+
+        Returns:
+            Whether it has ended now, and its holder.
+        """
+        rows = db.rows(f"SELECT status, holder FROM runs WHERE id = ?{self._database.lock}", run_id)
+        if not rows or rows[0][0] in FINAL:
+            return False, None
+        holder = rows[0][1]
+        if holder is not None:
+            db.count(
+                "UPDATE runs SET cancelled_by = ?, revision = revision + 1 WHERE id = ?", by, run_id
+            )
+            db.changed(run_id)
+            return False, holder
+        now = db.now()
+        begun = db.rows(
+            "SELECT operation, name, begun FROM steps WHERE run = ? AND kind = ? AND ended IS NULL",
+            run_id, ONCE,
+        )  # fmt: skip
+        error = cancelled_error([*map(tuple, begun)])
+        db.count(
+            "UPDATE runs SET status = 'cancelled', error = ?, wake = NULL, waiting = NULL, cancelled_by = ?,"
+            " updated = ?, expires = ? + COALESCE(retention, ?), fence = fence + 1, revision = revision + 1"
+            " WHERE id = ?",
+            _encode(error.to_wire()), by, now, now, self._kept("cancelled"), run_id,
+        )  # fmt: skip
+        db.changed(run_id)
+        return True, None
+
+    def cancelled(self, db: Connection, holder: str) -> list[str]:
+        """Return the runs of an executor that are to be cancelled."""
+        sql = "SELECT id FROM runs WHERE holder = ? AND cancelled_by IS NOT NULL"
+        return [row[0] for row in db.rows(sql, holder)]
+
+    # ------------------------------------------------------------ leases
+
+    def renew(self, db: Connection, holder: str, milliseconds: int, *, new: bool) -> bool:
+        """Renew the lease of an executor; return False if another one has taken over its runs."""
+        ends = db.ticks() + milliseconds
+        if new:
+            sql = "INSERT INTO executors (id, boot, expires) VALUES (?, ?, ?)"
+            return bool(db.count(sql, holder, self._database.boot, ends))
+        return bool(db.count("UPDATE executors SET expires = ? WHERE id = ?", ends, holder))
+
+    def take_over(self, db: Connection) -> int:
+        """Make the runs of executors ready whose lease is over; return their number."""
+        dead = db.rows(
+            "SELECT id FROM executors WHERE boot <> ? OR expires < ?" + self._database.skip_locked,
+            self._database.boot, db.ticks(),
+        )  # fmt: skip
+        taken = 0
+        for (holder,) in dead:
+            taken += self._free(db, holder, crashed=True)
+        return taken
+
+    def has_dead(self, db: Connection) -> bool:
+        """Return whether the lease of an executor is over."""
+        sql = "SELECT 1 FROM executors WHERE boot <> ? OR expires < ? LIMIT 1"
+        return bool(db.rows(sql, self._database.boot, db.ticks()))
+
+    def leave(self, db: Connection, holder: str) -> int:
+        """Delete the lease of an executor; others continue its runs at once."""
+        return self._free(db, holder, crashed=False)
+
+    def _free(self, db: Connection, holder: str, *, crashed: bool) -> int:
+        rows = db.rows(
+            "UPDATE runs SET holder = NULL, wake = 0, crashes = crashes + ?, updated = ?, revision = revision + 1"
+            " WHERE holder = ? RETURNING id",
+            int(crashed), db.now(), holder,
+        )  # fmt: skip
+        for (run_id,) in rows:
+            db.changed(run_id)
+        db.count("DELETE FROM executors WHERE id = ?", holder)
+        return len(rows)
+
+    # ------------------------------------------------------------ cleaning
+
+    def remove_expired(self, db: Connection) -> int:
+        """Remove some runs that have expired; return their number."""
+        rows = db.rows(
+            "SELECT id FROM runs WHERE expires IS NOT NULL AND expires <= ? LIMIT ?"
+            + self._database.skip_locked,
+            db.now(), EXPIRED_BATCH,
+        )  # fmt: skip
+        self._remove(db, [row[0] for row in rows])
+        return len(rows)
+
+    def _remove(self, db: Connection, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            for table in ("steps", "questions", "signals"):
+                db.count(f"DELETE FROM {table} WHERE run = ?", run_id)
+            db.count("DELETE FROM runs WHERE id = ?", run_id)
+
+    def questions(self, db: Connection, run_id: str) -> list[Question]:
+        """Return what a run has asked."""
+        sql = f"SELECT {_QUESTION} FROM questions WHERE run = ? ORDER BY created"
+        return [Question(*row) for row in db.rows(sql, run_id)]
+
+
+def cancelled_error(begun: Sequence[tuple[str, str, int]]) -> CallError:
+    """Return the error of a cancelled run, with the calls whose outcome is not known."""
+    details = {"begun": [{"operation": o, "step": n, "begun": t} for o, n, t in begun]}
+    return CallError(ErrorCode.ABORTED, "The run was cancelled", details if begun else None)
+
+
+def _attempt(row: Sequence[Any]) -> Attempt:
+    return Attempt(*row)
+
+
+_FIELDS: Final = tuple(_STATE.split(", "))
+
+
+def _state(row: Sequence[Any], result: Any = None, error: Any = None) -> RunState:
+    fields = dict(zip(_FIELDS, row, strict=True))
+    fields["owner"] = fields.pop("account")
+    fields["status"] = RunStatus(fields["status"])
+    for name, data in (("progress", fields["progress"]), ("result", result), ("error", error)):
+        fields[name] = None if data is None else _decode(data)
+    waiting = fields["waiting"]
+    fields["waiting"] = () if waiting is None else _decode(waiting, type=tuple[Waiting, ...])
+    return RunState(**fields)

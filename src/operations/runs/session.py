@@ -1,0 +1,695 @@
+"""One attempt of a run: its root call, its steps, and how it ends.
+
+    prepared -> root call, with steps -> ended | released | lost
+
+Rule 1: an outcome is recorded before the handler sees it.
+Rule 2: the handler cannot catch the end of its attempt: the end is stored first, its task is then cancelled, and no
+        step that it asks for afterwards begins or returns.
+Rule 3: an attempt that has lost its run writes nothing more.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from operations.base.errors import CallError, ErrorCode, map_error, operation_not_found
+from operations.base.json.values import JSONValueError, to_json
+from operations.base.tasks import start_task
+from operations.contract.access import Identity
+from operations.contract.channel import CallerChannel
+from operations.contract.context import Caller as Calls
+from operations.contract.context import OperationContext, RunScope
+from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.specs import Operation, OperationType
+from operations.registry.runs import Run, RunState, RunStatus
+from operations.runs.callers import enforce_current
+from operations.runs.database import Connection
+from operations.runs.journal import Journal, Limits, cancelled_error
+from operations.runs.records import (
+    DURABLE,
+    MUTATION,
+    ONCE,
+    QUERY,
+    ROOT,
+    Attempt,
+    Caller,
+    End,
+    Step,
+)
+from operations.runs.steps import RecordedSteps, StepNames
+from operations.runs.writer import RunStoreError
+
+logger = logging.getLogger("operations")
+
+T = TypeVar("T")
+
+CLEANUP_SECONDS: Final = 5.0
+"""How long a cancelled handler may clean up."""
+
+_PROGRESS_SECONDS: Final = 0.2
+"""Seconds between two writes of the progress of a run."""
+
+
+class Host(Protocol):
+    """What an attempt needs of the store of runs."""
+
+    journal: Journal
+    limits: Limits
+    registry: Any
+
+    def write(self, job: Callable[[Connection], T]) -> "asyncio.Future[T]":
+        """Run a job that writes."""
+        ...
+
+    def read(self, job: Callable[[Connection], T]) -> "asyncio.Future[T]":
+        """Run a job that reads."""
+        ...
+
+    async def caller_of(self, attempt: Attempt) -> tuple[Caller, Identity | None]:
+        """Return the caller of today."""
+        ...
+
+    def handle(self, state: RunState, context: OperationContext) -> Run:
+        """Return a handle for a run."""
+        ...
+
+    def digest_of(self, operation: Operation) -> str:
+        """Return the digest of a contract."""
+        ...
+
+    def unreleased(self, run_id: str, fence: int) -> None:
+        """Release an attempt as soon as the store works again."""
+        ...
+
+
+class Session:
+    """An attempt of a run.
+
+    Args:
+        host: The store of runs.
+        attempt: What was claimed.
+        steps: What earlier attempts have recorded.
+        context: The context of the caller, if it has just started the run; else it is resolved again.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        attempt: Attempt,
+        steps: list[Step],
+        context: OperationContext | None = None,
+    ) -> None:
+        self.host, self.attempt = host, attempt
+        self.recorded = RecordedSteps(steps)
+        self.names = StepNames()
+        self.identity: Identity | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._given = context
+        self._context: OperationContext | None = None
+        self._root: asyncio.Task[ResponseEnvelope[Any]] | None = None
+        self._over = asyncio.Event()
+        self._closed = ""
+        """Why no step may begin; empty while they may."""
+        self._cancelled = self._is_leaving = False
+        self._count = len(steps)
+        self._begun: dict[str, Step] = {}
+        """The calls that may run only once, and are running."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._progress: tuple[Any, str | None] | None = None
+        self._operation: Operation | None = None
+
+    # ------------------------------------------------------------ the attempt
+
+    async def work(self) -> None:
+        """Make the attempt, and end or release the run."""
+        try:
+            end = await self._prepare()
+            if end is None:
+                end = await self._call_root()
+        except RunStoreError:
+            # The authority of the caller cannot be read.
+            self.close("the store of runs does not work")
+            end = None
+        except CallError as error:
+            end = failed(error)
+        if end is not None:
+            await self._end(end)
+
+    async def _prepare(self) -> End | None:
+        """Check that the attempt may be made, and by whom; return how the run ends if not."""
+        attempt, host = self.attempt, self.host
+        if attempt.cancelled_by is not None:
+            begun = [(s.operation, s.name, s.begun) for s in self._unfinished()]
+            return End(RunStatus.CANCELLED, error=cancelled_error(begun).to_wire())
+        if (step := self.recorded.begun_once()) is not None:
+            return End(RunStatus.UNKNOWN, error=_outcome_unknown(step).to_wire())
+        if attempt.crashes >= host.limits.max_attempts:
+            message = f"The process of the run ended {attempt.crashes} times"
+            return failed(CallError(ErrorCode.EXECUTION_ERROR, message))
+        operation = host.registry.get(attempt.operation)
+        if operation is None:
+            return failed(operation_not_found(attempt.operation))
+        if host.digest_of(operation) != attempt.digest:
+            message = f"The contract of {attempt.operation} has changed since the run was started"
+            return failed(CallError(ErrorCode.OPERATION_CHANGED, message))
+        self._operation = operation
+        if self._given is not None:
+            self.identity = self._given.identity
+            base = self._given
+        else:
+            caller, self.identity = await host.caller_of(attempt)
+            base = OperationContext(
+                identity=self.identity,
+                trusted=caller.trusted,
+                lenient=caller.lenient,
+                whole=caller.whole,
+                authority=caller.authority,
+                metadata=caller.metadata,
+            )
+        self._context = OperationContext(
+            identity=self.identity,
+            trusted=base.trusted,
+            lenient=base.lenient,
+            whole=base.whole,
+            authority=base.authority,
+            metadata=base.metadata,
+            channel=self._channel(),
+            scope=PendingCall(self, ROOT, "", attempt.operation),
+            registry=host.registry,
+        )
+        return None
+
+    def _unfinished(self) -> list[Step]:
+        step = self.recorded.begun_once()
+        return [*self._begun.values()] or ([] if step is None else [step])
+
+    def _channel(self) -> CallerChannel:
+        return CallerChannel(progress=self._report)
+
+    async def _call_root(self) -> End | None:
+        """Run the root call to its end; return how the run ends, or None if the attempt ends without that."""
+        attempt = self.attempt
+        value = msgspec.json.decode(attempt.input)
+        coroutine = self.host.registry.execute(attempt.operation, value, self._context)
+        root = self._root = asyncio.Task(_as_coroutine(coroutine))
+        root.add_done_callback(lambda _: self._over.set())
+        try:
+            await self._over.wait()
+        except asyncio.CancelledError:
+            root.cancel()
+            raise
+        if not root.done():
+            # The handler ignores its cancellation; nothing that it does is recorded.
+            self.host.registry.keep(root)
+        return self._outcome(root)
+
+    def _outcome(self, root: "asyncio.Task[ResponseEnvelope[Any]]") -> End | None:
+        is_returned = root.done() and not root.cancelled()
+        if self._closed:
+            if is_returned:
+                root.exception()
+            return None
+        self._closed = "the run has ended"
+        if is_returned and root.exception() is None:
+            return self._completed(root.result())
+        if self._cancelled:
+            begun = [(s.operation, s.name, s.begun) for s in self._unfinished()]
+            return End(RunStatus.CANCELLED, error=cancelled_error(begun).to_wire())
+        error = root.exception() if is_returned else None
+        if isinstance(error, CallError):
+            return failed(error)
+        if error is not None:
+            return failed(map_error(error))
+        return failed(CallError(ErrorCode.ABORTED, "The run was cancelled, but not by its caller"))
+
+    def _completed(self, envelope: ResponseEnvelope[Any]) -> End:
+        try:
+            data = self._encoded(envelope.encode)
+        except CallError as error:
+            return failed(error)
+        return End(RunStatus.COMPLETED, data)
+
+    async def _end(self, end: End) -> None:
+        self.close("the run has ended")
+        attempt, journal = self.attempt, self.host.journal
+        try:
+            state = await self.host.write(
+                lambda db: journal.end(db, attempt.id, attempt.fence, end)
+            )
+        except RunStoreError:
+            # The outcome of the root call may be lost with it: the next attempt decides.
+            self.host.unreleased(attempt.id, attempt.fence)
+            return
+        if state is None:
+            logger.warning("the run %s was taken over: its end here is not stored", attempt.id)
+
+    # ------------------------------------------------------------ ending it from outside
+
+    def close(self, reason: str) -> None:
+        """Let no further step begin or return."""
+        self._closed = self._closed or reason
+        for task in self._tasks:
+            task.cancel()
+
+    def stop(self, reason: str) -> None:
+        """End the attempt without a final state: cancel its handler, which cannot record anything any more."""
+        if not self._closed:
+            self.close(reason)
+            self._interrupt()
+
+    def cancel(self) -> None:
+        """Cancel the run: its handler may clean up, and make calls for it."""
+        if not self._cancelled and not self._closed:
+            self._cancelled = True
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._root is not None:
+            self._root.cancel()
+        asyncio.get_running_loop().call_later(CLEANUP_SECONDS, self._over.set)
+
+    def hand_over(self) -> None:
+        """End the attempt before its next step, because the process ends; a call that is running may end first."""
+        self._is_leaving = True
+
+    async def _store(self, job: Callable[[Connection], T]) -> T:
+        """Write for this attempt; end it if the store does not work."""
+        try:
+            return await self.host.write(job)
+        except RunStoreError:
+            self.host.unreleased(self.attempt.id, self.attempt.fence)
+            self.stop("the store of runs does not work")
+            await self.never()
+            raise
+
+    async def _kept(self, job: Callable[[Connection], bool]) -> None:
+        """Write for this attempt; end it if it is lost."""
+        if not await self._store(job):
+            self.stop("another process has taken over the run")
+            await self.never()
+
+    async def never(self) -> Any:
+        """Wait until the task is cancelled. A handler that catches that, and asks for more, waits again."""
+        await asyncio.sleep(CLEANUP_SECONDS)
+        raise asyncio.CancelledError
+
+    async def _enforce_open(self, *, new: bool = False) -> None:
+        """Let the handler go on, unless its attempt has ended, or ends before the next step."""
+        if new and self._is_leaving and not self._cancelled and not self._begun:
+            self.stop("the process ends")
+        if self._closed:
+            # A handler that makes calls after its end has ignored its cancellation, or cleans up with calls.
+            self._over.set()
+            await self.never()
+
+    # ------------------------------------------------------------ steps
+
+    async def call(
+        self, parent: str, registry: Calls, operation_id: str, input: Any, child: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Return the recorded result of a nested call, or make it and record its result.
+
+        Raises:
+            CallError: The recorded error, or that of the call.
+        """
+        await self._enforce_open()
+        try:
+            name = self.names.take(parent, operation_id, input)
+        except JSONValueError:
+            # The call is rejected before its handler; or it has files, which cannot be recorded.
+            message = f"A call of {operation_id} in a run needs an input that is JSON"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
+        step = self.recorded.get(name)
+        if step is not None:
+            self.recorded.ask(step)
+            if step.is_recorded:
+                return self._replayed(step, child)
+        await self._enforce_new(operation_id)
+        await self._enforce_open(new=True)
+        scope = PendingCall(self, name, parent, operation_id)
+        try:
+            envelope = await registry.execute(operation_id, input, child.changed(scope=scope))
+        except CallError as error:
+            await self._enforce_open()
+            if error.begun is False:
+                await self._forget(scope.record)
+                self.names.give_back(name)
+            else:
+                await self._record(scope.record, None, error)
+            raise
+        except asyncio.CancelledError:
+            self._abandon(scope.record)
+            raise
+        await self._enforce_open()
+        try:
+            data = self._encoded(envelope.encode)
+        except CallError as error:
+            await self._record(scope.record, None, error)
+            raise
+        await self._record(scope.record, data, None)
+        return envelope
+
+    async def step(self, parent: str, name: str, function: Callable[[], Any], *, once: bool) -> Any:
+        """Return the recorded result of a function, or run it and record its result."""
+        await self._enforce_open()
+        operation = f"step:{name}"
+        full = self.names.take(parent, operation, None)
+        found = self.recorded.get(full)
+        if found is not None:
+            self.recorded.ask(found)
+            if found.is_recorded:
+                if found.error is not None:
+                    raise _error(found.error)
+                return msgspec.json.decode(found.result or b"null")
+        await self._enforce_new(operation)
+        await self._enforce_open(new=True)
+        step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
+        if once:
+            await self._mark(step)
+        try:
+            result = function()
+            result = to_json(await result if inspect.isawaitable(result) else result)
+            data = self._encoded(lambda: msgspec.json.encode(result))
+        except Exception as error:
+            await self._enforce_open()
+            found_error = _described(name, error)
+            await self._record(step, None, found_error)
+            if found_error is error:
+                raise
+            raise found_error from error
+        except asyncio.CancelledError:
+            self._abandon(step)
+            raise
+        await self._enforce_open()
+        await self._record(step, data, None)
+        return result
+
+    async def _enforce_new(self, operation: str) -> None:
+        """Check that a new step may begin: its run has room for it, and its caller is still valid."""
+        if self._count >= self.host.limits.steps:
+            message = f"A run has at most {self.host.limits.steps} steps"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=False)
+        if self.identity is not None:
+            await enforce_current(self.identity, operation)
+
+    async def begin(self, name: str, parent: str, operation: Operation) -> Step:
+        """Commit the marker of a call whose handler begins now, if it needs one; return the step."""
+        await self._enforce_open()
+        spec, operation_id = operation.spec, operation.spec.id
+        kind = ONCE
+        if operation.durable:
+            kind = DURABLE
+        elif spec.replayable:
+            kind = QUERY if spec.type is OperationType.QUERY else MUTATION
+        step = Step(name, parent, operation_id, kind, 0, 0, None, None, None)
+        if (
+            name != ROOT
+            and kind in (ONCE, MUTATION)
+            and not await self.recorded.all_asked(operation_id)
+        ):
+            await self._diverged(operation_id)
+        await self._enforce_open()
+        if kind == ONCE or (name == ROOT and self._spends_once and not self.is_admitted):
+            await self._mark(step)
+        return step
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether an earlier attempt has spent the approval and the budget of the root call."""
+        return self.recorded.get(ROOT) is not None
+
+    @property
+    def _spends_once(self) -> bool:
+        """Whether the root call has spent an approval or a budget."""
+        grant = None if self.identity is None else self.identity.grant
+        has_rule = self._operation is not None and self._operation.approve is not None
+        return has_rule or (grant is not None and grant.is_limited)
+
+    async def _mark(self, step: Step) -> None:
+        attempt, journal = self.attempt, self.host.journal
+        if step.kind == ONCE:
+            self._begun[step.name] = step
+        await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, step))
+        await self._enforce_open()
+
+    async def _record(self, step: Step, result: bytes | None, error: CallError | None) -> None:
+        attempt, journal = self.attempt, self.host.journal
+        failure = None if error is None else _error_bytes(error)
+        await self._kept(
+            lambda db: journal.end_step(db, attempt.id, attempt.fence, step, result, failure)
+        )
+        self._begun.pop(step.name, None)
+        self._count += 1
+        await self._enforce_open()
+
+    async def _forget(self, step: Step) -> None:
+        attempt, journal = self.attempt, self.host.journal
+        if self._begun.pop(step.name, None) is not None:
+            await self._kept(
+                lambda db: journal.remove_step(db, attempt.id, attempt.fence, step.name)
+            )
+
+    def _abandon(self, step: Step) -> None:
+        """Record that the handler itself has cancelled a call, as by a timeout, so that no attempt repeats it."""
+        if self._closed or self._cancelled or (self._root is not None and self._root.cancelling()):
+            return
+        error = CallError(ErrorCode.ABORTED, f"{step.operation} was cancelled by the run")
+        self._start(self._record(step, None, error))
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        start_task(self._tasks, work)
+
+    def _replayed(self, step: Step, child: OperationContext) -> ResponseEnvelope[Any]:
+        if step.error is not None:
+            error = _error(step.error)
+            error.parent_request_id = child.parent_request_id
+            raise error
+        return ResponseEnvelope.decode(step.result or b"")
+
+    def _encoded(self, encode: Callable[[], bytes]) -> bytes:
+        """Return a result as JSON.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if it is not JSON or too large.
+        """
+        most = self.host.limits.result_bytes
+        try:
+            data = encode()
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            message = f"The result is not JSON: {error}"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
+        if len(data) > most:
+            message = f"The result has {len(data)} bytes; a run records at most {most}: return a reference instead"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message)
+        return data
+
+    async def _diverged(self, operation_id: str) -> None:
+        message = (
+            f"This attempt calls {operation_id} with another input than the last one: record random values and times "
+            "with context.step"
+        )
+        error = CallError(ErrorCode.RUN_DIVERGED, message, {"operation": operation_id})
+        await self._end_now(End(RunStatus.UNKNOWN, error=error.to_wire()))
+
+    async def _end_now(self, end: End) -> None:
+        """Store the end of the run, and let the handler neither notice nor prevent it."""
+        attempt, journal = self.attempt, self.host.journal
+        await self._store(lambda db: journal.end(db, attempt.id, attempt.fence, end))
+        self.stop("the run has ended")
+        await self.never()
+
+    # ------------------------------------------------------------ progress
+
+    async def _report(self, progress: float, total: float | None, message: str | None) -> None:
+        """Store the progress, the last value at most five times a second."""
+        is_waiting = self._progress is not None
+        value: dict[str, Any] = {"progress": progress}
+        if total is not None:
+            value["total"] = total
+        self._progress = value, message
+        if not is_waiting and not self._closed:
+            self._start(self._store_progress())
+
+    async def _store_progress(self) -> None:
+        attempt, journal = self.attempt, self.host.journal
+        while self._progress is not None and not self._closed:
+            value, message = self._progress
+            data = msgspec.json.encode(value)
+            await self.host.write(
+                lambda db, data=data, message=message: journal.report(  # type: ignore[misc]
+                    db, attempt.id, attempt.fence, data, message
+                )
+            )
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            if self._progress == (value, message):
+                self._progress = None
+
+    def handle(self) -> Run:
+        """Return the handle of the run, for its own handler."""
+        attempt = self.attempt
+        state = RunState(
+            id=attempt.id,
+            operation=attempt.operation,
+            status=RunStatus.WORKING,
+            created=attempt.created,
+            updated=attempt.created,
+            attempt=attempt.number,
+            revision=attempt.revision,
+        )
+        return self.host.handle(state, OperationContext(trusted=True))
+
+
+class HandlerScope:
+    """The scope of the handler of a durable operation: what it calls is recorded."""
+
+    is_admitted = False
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self._name = session, name
+
+    @property
+    def run(self) -> Run:
+        """The handle of the run."""
+        return self._session.handle()
+
+    async def begin(self, operation: Operation) -> RunScope:
+        """Reject a call with the context of the handler: it would not be recorded."""
+        message = (
+            f"Call {operation.spec.id} with context.env or context.call, so that the run records it"
+        )
+        raise CallError(ErrorCode.EXECUTION_ERROR, message, begun=False)
+
+    async def call(
+        self, registry: Calls, operation_id: str, input: Any, child: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Make a nested call as a step."""
+        return await self._session.call(self._name, registry, operation_id, input, child)
+
+    async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
+        """Run a function as a step."""
+        return await self._session.step(self._name, name, function, once=once)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        await asyncio.sleep(seconds)
+
+    async def wait_for(self, name: str, timeout: float | None) -> Any:
+        """Wait for a signal."""
+        raise NotImplementedError
+
+
+class InlineScope:
+    """The scope of the handler of any other operation, which is one step: what it calls is part of that step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def is_admitted(self) -> bool:
+        """Return False: its nested calls spend their own approvals and budgets."""
+        return False
+
+    @property
+    def run(self) -> Run:
+        """The handle of the run."""
+        return self._session.handle()
+
+    async def begin(self, operation: Operation) -> RunScope:
+        """Return the same scope: the call is part of the step."""
+        return self
+
+    async def call(
+        self, registry: Calls, operation_id: str, input: Any, child: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Make a nested call, which is part of the step."""
+        scope = InlineScope(self._session)
+        return await registry.execute(operation_id, input, child.changed(scope=scope))
+
+    async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
+        """Run a function, which is part of the step."""
+        result = function()
+        return await result if inspect.isawaitable(result) else result
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        await asyncio.sleep(seconds)
+
+    async def wait_for(self, name: str, timeout: float | None) -> Any:
+        """Reject the call: the step could not be continued by another process."""
+        message = "Only an operation with durable=True can wait for a signal"
+        raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
+
+
+class PendingCall(InlineScope):
+    """The scope of a call until its handler begins: what its middleware calls is not recorded."""
+
+    def __init__(self, session: Session, name: str, parent: str, operation_id: str) -> None:
+        super().__init__(session)
+        self._name, self._parent = name, parent
+        # If the call is rejected before its handler begins, its error is recorded without a marker.
+        self.record = Step(name, parent, operation_id, QUERY, 0, 0, None, None, None)
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether an earlier attempt has spent the approval and the budget."""
+        return self._name == ROOT and self._session.is_admitted
+
+    async def begin(self, operation: Operation) -> RunScope:
+        """Commit the marker; return the scope of the handler."""
+        self.record = await self._session.begin(self._name, self._parent, operation)
+        if operation.durable:
+            return HandlerScope(self._session, self._name)
+        return InlineScope(self._session)
+
+
+async def _as_coroutine(work: Any) -> Any:
+    return await work
+
+
+def failed(error: CallError) -> End:
+    """Return the end of a run that failed."""
+    return End(RunStatus.FAILED, error=_error_wire(error))
+
+
+def _outcome_unknown(step: Step) -> CallError:
+    message = (
+        f"{step.operation} was begun by a process that is gone, and may run only once: find out whether it ran, and "
+        "decide with retry"
+    )
+    details = {"operation": step.operation, "step": step.name, "begun": step.begun}
+    return CallError(ErrorCode.OUTCOME_UNKNOWN, message, details)
+
+
+def _described(name: str, error: Exception) -> CallError:
+    """Return the error of a function that is a step."""
+    if isinstance(error, JSONValueError):
+        return CallError(
+            ErrorCode.EXECUTION_ERROR, f"The step {name} returned a value that is not JSON: {error}"
+        )
+    return map_error(error)
+
+
+def _error_wire(error: CallError) -> dict[str, Any]:
+    wire = error.to_wire()
+    if error.unexpected:
+        wire["unexpected"] = True
+    return wire
+
+
+def _error_bytes(error: CallError) -> bytes:
+    wire = _error_wire(error)
+    if error.operation_id is not None:
+        wire["operation"] = error.operation_id
+    return msgspec.json.encode(wire)
+
+
+def _error(data: bytes) -> CallError:
+    wire = msgspec.json.decode(data)
+    error = CallError.from_wire(wire)
+    error.unexpected = wire.get("unexpected") is True
+    error.operation_id = wire.get("operation")
+    return error

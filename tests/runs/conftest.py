@@ -1,0 +1,33 @@
+"""A store of runs in a file, and registries on it."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operations import OperationRegistry
+from operations.runs import Runs
+
+OpenRegistry = Callable[..., OperationRegistry]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The URL of a new store."""
+    return f"sqlite:{tmp_path / 'runs.db'}"
+
+
+@pytest.fixture
+async def registries(url: str) -> AsyncGenerator[OpenRegistry]:
+    """Return a function that creates a registry with a store of runs, which is closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        def create(*operations: Any, **options: Any) -> OperationRegistry:
+            runs = Runs(options.pop("url", url), **{"lease": 1.0, "grace": 0.0, **options})
+            registry = OperationRegistry(operations, runs=runs)
+            stack.push_async_callback(registry.aclose)
+            return registry
+
+        yield create
