@@ -72,7 +72,7 @@ def restored(document: Any, operation_id: str) -> OperationSpec:
         type=exported.type,
         title=None if exported.untitled else operation["summary"],
         description=operation.get("description", ""),
-        tags=tuple(operation.get("tags", ())),
+        tags=exported.own_tags(tuple(operation["tags"])),
         input_schema=from_schema(schema(given, exported.input_schema)),
         output_schema=from_schema(schema(output, exported.output_schema)),
         error_schemas=exported.error_schemas(shared),
@@ -127,7 +127,7 @@ def test_a_registry_becomes_a_valid_document_of_its_api() -> None:
     assert len(set(identifiers)) == 5
     get = paths["/tree/get"]["get"]
     assert [(p["name"], p["required"], sorted(p.keys() & {"schema", "content"})) for p in get["parameters"]] == [
-        ("id", True, ["schema"]), ("deep", False, ["schema"]), ("near", False, ["content"]),
+        ("id", True, ["schema"]), ("deep", False, ["schema"]), ("near", False, ["schema"]),
     ]  # fmt: skip
     assert paths["/tree/watch"]["get"]["parameters"][0]["schema"]["minItems"] == 1
     assert "text/event-stream" in paths["/tree/watch"]["post"]["responses"]["200"]["content"]
@@ -166,7 +166,7 @@ def test_a_query_parameter_in_json_describes_null_only_if_its_absence_is_somethi
     document = document_of(spec(input_schema=from_schema(schema)))
 
     parameters = document["paths"]["/test/run"]["get"]["parameters"]
-    found = {each["name"]: each["content"]["application/json"]["schema"] for each in parameters}
+    found = {each["name"]: each["schema"]["contentSchema"] for each in parameters}
     assert found == {
         "absent": {"type": "array", "items": {}},
         "typed": {"type": "object"},
@@ -443,7 +443,6 @@ def test_subschemas_are_objects_because_client_generators_require_it() -> None:
     found = content["schema"]
     assert found["properties"]["any"] == {}
     assert found["properties"]["pair"]["prefixItems"][1] == {}
-    assert found["properties"]["pair"]["items"] == {"not": {}}
     assert found["additionalProperties"] is False
     shared = document["components"]["schemas"]["shared"]
     assert shared["properties"] == {"none": {"not": {}}}
@@ -453,19 +452,62 @@ def test_subschemas_are_objects_because_client_generators_require_it() -> None:
 
 
 def test_arrays_have_items_because_linters_and_client_generators_require_it() -> None:
-    tuple_schema = {"type": "array", "prefixItems": [{"type": "integer"}]}
-    schema = {
-        "type": "object",
-        "properties": {"bare": {"type": ["array", "null"]}, "pair": tuple_schema},
-    }
+    schema = {"type": "object", "properties": {"bare": {"type": ["array", "null"]}}}
     exported = spec(type="mutation", input_schema=schema)
     document = document_of(exported)
 
     operation = document["paths"]["/test/run"]["post"]
     (content,) = operation["requestBody"]["content"].values()
     bare = {"type": ["array", "null"], "items": {"description": "Any value."}}
-    assert content["schema"]["properties"] == {"bare": bare, "pair": tuple_schema}
+    assert content["schema"]["properties"] == {"bare": bare}
     assert restored(document, "test.run") == exported
+
+
+_INTEGER = {"type": "integer"}
+_STRING = {"type": "string"}
+_LIST = {"type": "array", "items": _STRING}
+
+
+@pytest.mark.parametrize(
+    ("given", "items", "limit"),
+    [
+        ({"prefixItems": [_INTEGER, _STRING], "maxItems": 2}, [_INTEGER, _STRING], 2),
+        ({"prefixItems": [_INTEGER], "items": False}, [_INTEGER, _INTEGER], 1),
+        ({"prefixItems": [_INTEGER, _STRING], "items": False, "maxItems": 1}, [_INTEGER, _STRING], 1),
+        ({"prefixItems": [_LIST, _STRING], "items": False}, [{}, {}], 2),
+        ({"prefixItems": [_INTEGER, _STRING]}, [{}, {}], None),
+    ],
+    ids=["limited", "closed", "both", "nested", "open"],
+)  # fmt: skip
+def test_tuples_have_a_union_as_items_because_client_generators_fail_for_false(
+    given: Any, items: Any, limit: Any
+) -> None:
+    exported = spec(
+        type="mutation",
+        input_schema={"type": "object", "properties": {"pair": {"type": "array", **given}}},
+    )
+    document = document_of(exported)
+
+    (content,) = document["paths"]["/test/run"]["post"]["requestBody"]["content"].values()
+    pair = content["schema"]["properties"]["pair"]
+    assert (pair["items"]["anyOf"], pair.get("maxItems")) == (items, limit)
+    assert restored(document, "test.run") == exported
+
+
+def test_the_first_tag_is_the_namespace_because_client_generators_group_by_it() -> None:
+    specs = [
+        spec(namespace="a", tags=("x", "y")),
+        spec(namespace="b", tags=("x", "b"), type="mutation"),
+        spec(namespace="c"),
+    ]
+    document = document_of(*specs)
+
+    tags = {path: item["post"]["tags"] for path, item in document["paths"].items()}
+    assert tags == {"/a/run": ["a", "x", "y"], "/b/run": ["b", "x"], "/c/run": ["c"]}
+    assert [each["name"] for each in document["tags"]] == ["a", "x", "y", "b", "c"]
+    assert document["paths"]["/a/run"]["get"]["tags"] == ["a", "x", "y"]
+    for exported in specs:
+        assert restored(document, exported.id).tags == exported.tags
 
 
 def test_arrays_are_restored_with_and_without_items() -> None:
@@ -747,11 +789,11 @@ def test_operation_ids_differ_in_more_than_punctuation_because_generators_remove
         "test.a_b post": "test.a_b_ca25def3",
         "test.list post": "test.list",
         "test.list.get post": "test.list.get",
-        "test.a.b get": "test.a.b:get",
-        "test.aB get": "test.aB:get_5b836d8e",
-        "test.a_b get": "test.a_b:get_d6525660",
-        "test.list get": "test.list:get_5ed3233e",
-        "test.list.get get": "test.list.get:get",
+        "test.a.b get": "test.a.b.get",
+        "test.aB get": "test.aB.get_7a681c8b",
+        "test.a_b get": "test.a_b.get_c66721e6",
+        "test.list get": "test.list.get_dc182778",
+        "test.list.get get": "test.list.get.get",
     }
 
 

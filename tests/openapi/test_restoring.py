@@ -75,7 +75,7 @@ def test_an_export_is_trusted_only_if_the_operator_allows_it() -> None:
     document = to_openapi(original())
     plain = list(from_openapi(document, HTTPServiceConfig(namespace="there")))
     assert {operation.spec.namespace for operation in plain} == {"there"}
-    assert "math.add_get" in {operation.spec.name for operation in plain}
+    assert "math.add.get" in {operation.spec.name for operation in plain}
     restored = list(
         from_openapi(
             document,

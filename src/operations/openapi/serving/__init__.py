@@ -6,8 +6,9 @@ Rule 2: the same operations give the same document, independently of their order
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from itertools import chain
 from textwrap import shorten
 from typing import Any, Final, NamedTuple
 
@@ -130,6 +131,7 @@ def to_openapi(
         "servers": [{"url": server_url}],
         # Operations that are open need no credential. Linters require that documents state it.
         "security": [],
+        "tags": [{"name": name} for name in _tags(paths)],
         "paths": paths,
         "components": components if paths else {},
     }
@@ -145,6 +147,12 @@ def _name_operations(items: list[JSONObject]) -> None:
                 # Not a number, which would change when an operation is added before this one.
                 operation["operationId"] = f"{wanted}_{sha256(wanted.encode()).hexdigest()[:8]}"
             taken.add(merged_name(operation["operationId"]))
+
+
+def _tags(paths: JSONObject) -> list[str]:
+    """Return the tags of all operations, in the order of their first use; linters require their declaration."""
+    lists: Iterator[list[str]] = (item["post"]["tags"] for item in paths.values())
+    return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
 def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
@@ -204,7 +212,7 @@ class _Builder:
                 for key, value in main.items()
                 if key not in ("requestBody", KEY, "operationId")
             }
-            beside["operationId"] = f"{spec.id}:get"
+            beside["operationId"] = f"{spec.id}.get"
             parameters = self._parameters(spec)
             if parameters:
                 beside["parameters"] = parameters
@@ -227,8 +235,8 @@ class _Builder:
         operation: JSONObject = {"operationId": spec.id, "summary": spec.title or _summary(spec)}
         if spec.description:
             operation["description"] = spec.description
-        if spec.tags:
-            operation["tags"] = list(spec.tags)
+        # Generators of clients write one module or class for each first tag.
+        operation["tags"] = list(dict.fromkeys((spec.namespace, *spec.tags)))
         if spec.meta.get("deprecated") is True:
             operation["deprecated"] = True
         operation["requestBody"] = {
@@ -252,6 +260,7 @@ class _Builder:
                 type=spec.type,
                 version=spec.version,
                 idempotent=spec.idempotent,
+                tags=spec.tags if spec.namespace in spec.tags else None,
                 untitled=not spec.title,
                 errors=tuple(error.wire for error in errors),
                 components=dict(sorted(came_from.items())),
@@ -300,7 +309,13 @@ class _Builder:
         if isinstance(shown, dict) and isinstance(shown.get("description"), str):
             written["description"] = shown["description"]
         if parameter.shape is ParameterForm.JSON:
-            written["content"] = {JSON: {"schema": shown}}
+            # Of a parameter with `content`, some generators of clients make nothing, and others fail.
+            written.setdefault("description", "As JSON.")
+            written["schema"] = {
+                "type": "string",
+                "contentMediaType": JSON,
+                "contentSchema": shown,
+            }
         else:
             written["schema"] = shown
             if parameter.shape is ParameterForm.LIST:

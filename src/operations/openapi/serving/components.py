@@ -8,15 +8,16 @@ Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, 
         included unchanged in `x-operations`.
 Rule 4: subschemas are objects, because client generators reject `true` and `false`, except in `additionalProperties`
         and `unevaluatedProperties`. An array without `items` gets `_ANY_ITEM`, because client
-        generators need a type for the items. A tuple does not: its generated type would then accept further items.
+        generators need a type for the items. A tuple gets the `items` of `_tuple_items`.
 Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, unless the operation is
-        `untitled`, and the description in `description`. The POST has the extension; the GET of the same path refers
-        to it (`{"id": ..., "sameAs": "post"}`).
+        `untitled`, the description in `description`, and the tags follow the namespace in `tags`. The POST has the
+        extension; the GET of the same path refers to it (`{"id": ..., "sameAs": "post"}`).
 """
 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -62,6 +63,22 @@ _ANYTHING: JSONObject = {}
 _NOTHING: JSONObject = {"not": {}}
 _ANY_ITEM: JSONObject = {"description": "Any value."}
 """The added `items`, which an import recognises and removes."""
+
+_TUPLE = "x-operations-tuple"
+"""Set in the `items` that a tuple has instead of its own, so that an import can restore these: a value of `_Items`."""
+
+
+class _Items(StrEnum):
+    """What a tuple had instead of the `items` of the document."""
+
+    NONE = "none"
+    """It had no `items`."""
+
+    FALSE = "false"
+    """Its `items` were false."""
+
+    LIMITED = "limited"
+    """Its `items` were false, and it had no `maxItems`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +177,10 @@ class Components:
                 if _contradicts(part):
                     del part["default"]
         for part in arrays_without_items(written):
-            if "prefixItems" not in part:
-                part["items"] = {**_ANY_ITEM}
+            part["items"] = {**_ANY_ITEM} if not part.get("prefixItems") else _tuple_items(part)
+        for part in schemas_in(written):
+            if part.get("prefixItems") and part.get("items") == _NOTHING:
+                part["items"] = _tuple_items(part)
         return written
 
     def _names(self, source: "_SchemaDocument", title: str) -> dict[str, str]:
@@ -284,6 +303,40 @@ def _as_object(schema: JSONSchema) -> JSONObject:
     return _ANYTHING if schema is True else _NOTHING if schema is False else schema
 
 
+def _tuple_items(part: JSONObject) -> JSONObject:
+    """Return `items` for a tuple that accepts no further item, or any; set the `maxItems` that the former needs.
+
+    Linters require `items`. Generators of clients reject `false`, and take a schema for the type of one more item,
+    unless it is a union. Of the unions, that of the tuple's own items gives the best type where tuples are lists.
+    """
+    prefix: list[JSONObject] = part["prefixItems"]
+    limit: Any = part.get("maxItems")
+    kind = _Items.NONE
+    if part.get("items") == _NOTHING:
+        kind = _Items.FALSE if isinstance(limit, int) and limit <= len(prefix) else _Items.LIMITED
+        limit = part["maxItems"] = min(limit, len(prefix)) if kind is _Items.FALSE else len(prefix)
+    is_closed = isinstance(limit, int) and limit <= len(prefix)
+    # Copies of larger schemas would double the text of each level.
+    is_brief = all(each.keys() <= {"$ref", "type", "format"} for each in prefix)
+    members = [{**each} for each in prefix] if is_closed and is_brief else [{}, {}]
+    return {"anyOf": members if len(members) > 1 else members * 2, _TUPLE: kind.value}
+
+
+def _restore_items(part: JSONObject) -> None:
+    """Undo what `_written` changed in an array."""
+    items: Any = part.get("items")
+    if items == _ANY_ITEM:
+        del part["items"]
+    elif is_object(items) and "prefixItems" in part and _TUPLE in items:
+        kind = items[_TUPLE]
+        if kind == _Items.NONE:
+            del part["items"]
+        else:
+            part["items"] = False
+        if kind == _Items.LIMITED:
+            part.pop("maxItems", None)
+
+
 def _as_boolean(schema: JSONSchema) -> JSONSchema:
     """Return the schema for a result of `_as_object`, except that `true` stays an object."""
     return False if schema == _NOTHING else schema
@@ -370,6 +423,9 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     version: str = "1.0.0"
     idempotent: bool = False
 
+    tags: tuple[str, ...] | None = None
+    """The tags, if the namespace is one of them; otherwise they follow the namespace in the document."""
+
     untitled: bool = False
     """Whether the operation has no title, so that `summary` is the beginning of its description."""
 
@@ -382,6 +438,17 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     input_schema: JSONSchema | None = None
     output_schema: JSONSchema | None = None
     """The output schema, if the document cannot contain it unchanged."""
+
+    def own_tags(self, tags: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the tags of the operation, without the namespace before them.
+
+        Args:
+            tags: Those in the document.
+        """
+        if self.tags is not None:
+            return self.tags
+        namespace = self.id.partition(".")[0]
+        return tags[1:] if tags[:1] == (namespace,) else tags
 
     def error_schemas(self, components: JSONObject) -> tuple[ErrorDefinition, ...]:
         """Return the declared errors.
@@ -490,6 +557,5 @@ def restore_schema(
                 token = unescape(place[2])
                 restored.setdefault(place[1], {})[token] = held
     for part in schemas_in(restored):
-        if part.get("items") == _ANY_ITEM:
-            del part["items"]
+        _restore_items(part)
     return restored

@@ -310,7 +310,7 @@ class Importer:
                 type=exported.type or OperationType.MUTATION,
                 title=None if exported.untitled else _title(entry.operation),
                 description=text_of(entry.operation.get("description")),
-                tags=_tags(entry.operation),
+                tags=exported.own_tags(_tags(entry.operation)),
                 input_schema=endpoint.input,
                 output_schema=endpoint.output,
                 error_schemas=exported.error_schemas(_components(self.description)),
