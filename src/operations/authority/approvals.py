@@ -112,7 +112,8 @@ class Approvals:
                 `RESOURCE_EXHAUSTED` if too many requests of the caller have no answer; `UNAVAILABLE` if the store does
                 not work.
         """
-        ends = monotonic() + rule.hold
+        # A run does not hold its slot: it waits without one, and continues when the request is answered.
+        ends = monotonic() + (rule.hold if context.scope is None else 0)
         if context.limit is None:
             ends = min(ends, monotonic() + context.remaining - _BEFORE_DEADLINE)
         may_ask = rule.ask_caller and not by_grant and context.channel.elicit is not None
@@ -174,6 +175,16 @@ class Approvals:
         done = await self._queue.replace(record, state, **fields)
         await self._store.announce()
         return done
+
+    async def is_pending(self, approval_id: str) -> bool:
+        """Return whether a request still waits for an answer."""
+        record = await self._queue.find(approval_id)
+        return (
+            record is not None
+            and record.id == approval_id
+            and record.state == "pending"
+            and not record.has_ended
+        )
 
     async def remove_expired(self) -> None:
         """Remove requests that expired some time ago."""

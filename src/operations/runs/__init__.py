@@ -13,12 +13,16 @@ is one attempt, and `steps` names and guards its steps.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from operations.base.errors import CallError, ErrorCode, invalid_argument
-from operations.base.json.values import canonical
+from operations.base.json.values import as_json, canonical
+from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.access import Identity, access_denied
 from operations.contract.context import OperationContext, new_request_id
 from operations.contract.grant import Issuer
@@ -44,6 +48,7 @@ from operations.runs.sqlite import SQLiteDatabase
 from operations.runs.tables import VERSION, create_tables
 from operations.runs.watchers import Watchers
 from operations.runs.writer import RunStoreError, TransactionThread
+from operations.schema import from_schema, validate_or_raise
 
 __all__ = [
     "Limits",
@@ -69,6 +74,9 @@ MANAGE: Final = "runs:manage"
 
 _MAX_PAGE: Final = 100
 
+_APPROVAL_SECONDS: Final = 5.0
+"""The longest time between two looks at the approvals that runs wait for."""
+
 
 class Runs:
     """A store of runs.
@@ -84,6 +92,7 @@ class Runs:
         grace: Seconds that attempts have to end when the store is closed.
         executes: Whether this process works on runs; False for clients that only start and read them.
         keep_steps: Whether the steps of completed runs are kept.
+        park: Seconds for which a run that only waits stays in memory.
         subjects: Returns the present identity of the owner of a run that continues. By default it has the scopes that
             it had at the start.
         grants: Knows which grants were revoked, for runs that agents start. By default, the issuer of the grants that
@@ -103,11 +112,13 @@ class Runs:
         grace: float = 5.0,
         executes: bool = True,
         keep_steps: bool = False,
+        park: float = 60.0,
         subjects: Subjects | None = None,
         grants: Issuer | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.registry: Any = None
+        self.park_seconds = park
         self._database = _database(url) if isinstance(url, str) else url
         self.journal = Journal(
             self._database, self.limits, retention or Retention(), keep_steps=keep_steps
@@ -126,6 +137,8 @@ class Runs:
         self._watchers = Watchers(self._revisions)
         self._digests: dict[str, tuple[Operation, str]] = {}
         self._live = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._approvals: asyncio.Task[None] | None = None
 
     def _connect(self) -> Connection:
         connection = self._database.connect()
@@ -195,6 +208,8 @@ class Runs:
                 self._executor.start()
             self._keeper = keeper
             keeper.start()
+            if executes:
+                self.watch_approvals()
 
     async def _opened(self) -> None:
         """Open the journal, unless it was closed.
@@ -213,6 +228,7 @@ class Runs:
         executor, self._executor = self._executor, None
         if executor is not None:
             await executor.close(self._grace)
+        await cancel_tasks(*self._tasks)
         if keeper is not None:
             await asyncio.to_thread(keeper.stop)
             holder = keeper.holder
@@ -307,6 +323,49 @@ class Runs:
         if self._executor is not None:
             self._executor.unreleased(run_id, fence)
 
+    def lend(self, slots: int) -> None:
+        """Give up the slot of an attempt, or take it again."""
+        if self._executor is not None:
+            self._executor.lend(slots)
+
+    def watch_approvals(self) -> None:
+        """Continue runs when the approvals are answered that they wait for."""
+        if self._approvals is None or self._approvals.done():
+            self._approvals = start_task(self._tasks, self._watch_approvals())
+
+    async def _watch_approvals(self) -> None:
+        """Look at all approvals that runs wait for, whenever the store of approvals has changed."""
+        authority = self.registry.authority
+        while self._keeper is not None:
+            changed = authority.store.changed
+            try:
+                waiting = await self.read(self.journal.approvals)
+                answered = [
+                    run_id
+                    for run_id, approval in waiting
+                    if not await authority.approvals.is_pending(approval)
+                ]
+                if answered:
+                    await self.write(lambda db, ids=answered: self.journal.wake_parked(db, ids))  # type: ignore[misc]
+                    self._tell(*answered)
+            except CallError:
+                # One of the stores does not work now.
+                waiting = [("", "")]
+            if not waiting:
+                return
+            seconds = min(authority.store.poll_seconds, _APPROVAL_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await changed.wait()
+
+    def _tell(self, *run_ids: str) -> None:
+        """Tell the attempts of this process of answers, and the executor of runs that may be ready."""
+        if self._executor is not None:
+            for run_id in run_ids:
+                if (session := self._executor.session(run_id)) is not None:
+                    session.tell()
+            self._executor.wake()
+
     # ------------------------------------------------------------ start
 
     async def start(
@@ -357,16 +416,7 @@ class Runs:
         self, plan: CallPlan, value: Any, context: OperationContext, options: StartOptions
     ) -> NewRun:
         operation = plan.operation
-        try:
-            data = canonical(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise invalid_argument(
-                "", "cannot be stored: it is not JSON", "type", subject="The input of a run"
-            ) from error
-        most = self.limits.input_bytes
-        if len(data) > most:
-            message = f"has {len(data)} bytes, more than the {most} that are stored"
-            raise invalid_argument("", message, "maxLength", subject="The input of a run")
+        data = _encoded(value, "The input of a run", self.limits.input_bytes)
         if options.delay < 0:
             raise invalid_argument("/delay", "must not be negative", "minimum", subject="delay")
         if options.delay and options.at is not None:
@@ -467,8 +517,7 @@ class Runs:
             CallError: `RUN_NOT_FOUND`.
         """
         await self._visible(run_id, context, MANAGE)
-        identity = context.identity
-        by = callers.OPERATOR if identity is None else identity.account
+        by = self._name(context)
         await self.write(lambda db: self.journal.cancel(db, run_id, by))
         self._in_loop(self._cancel_here, run_id)
         self._changed(run_id)
@@ -480,18 +529,94 @@ class Runs:
             session.cancel()
 
     async def answer(self, run_id: str, key: str, value: Any, context: OperationContext) -> bool:
-        """Answer a question of a run."""
-        raise NotImplementedError
+        """Answer a question of a run; return False if it is not outstanding. The first answer wins.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`, or `VALIDATION_ERROR` if the answer does not match the question.
+        """
+        await self._visible(run_id, context, MANAGE)
+        asked = await self.read(lambda db: self.journal.question(db, run_id, key))
+        if asked is None:
+            return False
+        data = _answer_to(*asked, value)
+        by = self._name(context)
+        answered = await self.write(lambda db: self.journal.answer(db, run_id, key, data, by))
+        self._in_loop(self._tell, run_id)
+        self._changed(run_id)
+        return answered
 
     async def signal(self, run_id: str, name: str, value: Any, context: OperationContext) -> None:
-        """Send a signal to a run."""
-        raise NotImplementedError
+        """Send a signal to a run, which may not wait for it yet.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`, or `RUN_ENDED`.
+        """
+        await self._visible(run_id, context, MANAGE)
+        data = _encoded(value, "The value of a signal", self.limits.input_bytes)
+        if not await self.write(lambda db: self.journal.signal(db, run_id, name, data)):
+            raise CallError(ErrorCode.RUN_ENDED, "The run has ended", {"run": run_id})
+        self._in_loop(self._tell, run_id)
+        self._changed(run_id)
 
     async def retry(
         self, run_id: str, context: OperationContext, *, ran: Any, not_run: bool
     ) -> RunState:
-        """Run a run again."""
-        raise NotImplementedError
+        """Run a failed, cancelled or unknown run again.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`, or `VALIDATION_ERROR` if it has another status, or the decision is missing.
+        """
+        await self._visible(run_id, context, MANAGE)
+        data = None
+        if ran is not msgspec.UNSET:
+            data = _encoded(ran, "The result of the call", self.limits.result_bytes)
+        await self.write(lambda db: self.journal.retry(db, run_id, data, not_run=not_run))
+        self._in_loop(self._on_ready)
+        self._changed(run_id)
+        return await self.state(run_id, context)
+
+    def _name(self, context: OperationContext) -> str:
+        identity = context.identity
+        return callers.OPERATOR if identity is None else identity.account
+
+
+def _encoded(value: Any, what: str, most: int) -> bytes:
+    """Return a value as JSON.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if it is not JSON, or too large.
+    """
+    try:
+        data = canonical(as_json(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise invalid_argument("", "is not JSON", "type", subject=what) from error
+    if len(data) > most:
+        message = f"has {len(data)} bytes, more than the {most} that are stored"
+        raise invalid_argument("", message, "maxLength", subject=what)
+    return data
+
+
+def _answer_to(kind: str, request: Any, value: Any) -> bytes:
+    """Return the answer to a question as JSON.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if it does not match the question.
+    """
+    what = "The answer"
+    if kind == "elicit":
+        action = value.get("action") if isinstance(value, dict) else None
+        if action not in ("accept", "decline", "cancel"):
+            message = (
+                'needs an action: {"action": "accept", "content": {...}}, or "decline" or "cancel"'
+            )
+            raise invalid_argument("/action", message, "enum", subject=what)
+        if action == "accept":
+            validate_or_raise(
+                from_schema(request["schema"]), value.get("content"), subject="answer"
+            )
+    elif not isinstance(value, dict):
+        raise invalid_argument("", "must be an object", "type", subject=what)
+    return _encoded(value, what, 256 * 1024)
 
 
 def _place(after: str | None) -> tuple[int, str] | None:

@@ -74,6 +74,12 @@ class Executor:
             self._timer.cancel()
         self._timer = self._loop.call_at(at, self.wake)
 
+    def lend(self, slots: int) -> None:
+        """Give up the slot of an attempt that only waits, or take it again."""
+        self._lent += slots
+        if slots > 0:
+            self.wake()
+
     @property
     def working(self) -> int:
         """The number of attempts that have a slot."""
@@ -119,13 +125,17 @@ class Executor:
             holder, free = self._lease.holder, self._free
             if holder is None or not self._lease.is_valid:
                 return
-            # Also without a slot, to find out when the next run becomes ready.
-            self._reserved += max(0, free)
+            is_ready, later = await self._host.read(self._host.journal.ready)
+            if later is not None:
+                self.wake_in(later)
+            if not is_ready or free <= 0:
+                return
+            self._reserved += free
             try:
-                claim = partial(self._host.journal.claim, holder=holder, most=max(0, free))
+                claim = partial(self._host.journal.claim, holder=holder, most=free)
                 attempts, later, more = await self._host.write(claim)
             finally:
-                self._reserved -= max(0, free)
+                self._reserved -= free
             for attempt, steps in attempts:
                 self._begin(attempt, steps, None)
             if later is not None:
@@ -170,7 +180,7 @@ class Executor:
     # ------------------------------------------------------------ ending
 
     def look(self) -> None:
-        """Cancel the attempts whose runs another process has cancelled."""
+        """Cancel the attempts whose runs another process has cancelled, and tell those that wait of answers."""
         self._looks_again = True
         if self._sessions and not self._is_looking:
             self._is_looking = True
@@ -180,11 +190,14 @@ class Executor:
         try:
             while self._looks_again and (holder := self._lease.holder) is not None:
                 self._looks_again = False
-                for run_id in await self._host.read(
-                    lambda db, holder=holder: self._host.journal.cancelled(db, holder)  # type: ignore[misc]
-                ):
+                news = partial(self._host.journal.news, holder=holder)
+                cancelled, answered = await self._host.read(news)
+                for run_id in cancelled:
                     if (session := self._sessions.get(run_id)) is not None:
                         session.cancel()
+                for run_id in answered:
+                    if (session := self._sessions.get(run_id)) is not None:
+                        session.tell()
         except RunStoreError:
             return
         finally:

@@ -12,9 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode
+from operations.contract.envelopes import local_envelope
 from operations.registry.runs import FINAL, RunState, RunStatus, Waiting
 from operations.runs.database import Connection, Database
-from operations.runs.records import ONCE, Attempt, End, NewRun, Question, Step
+from operations.runs.records import ONCE, ROOT, Asked, Attempt, End, NewRun, Question, Step
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
@@ -156,6 +157,15 @@ class Journal:
         """Return the number of runs that have not ended."""
         return int(db.rows("SELECT COUNT(*) FROM runs WHERE expires IS NULL")[0][0])
 
+    def ready(self, db: Connection) -> tuple[bool, int | None]:
+        """Return whether a run is ready, and the milliseconds until another one becomes ready; None if none does."""
+        now = db.now()
+        is_ready = bool(db.rows("SELECT 1 FROM runs WHERE wake = 0 LIMIT 1"))
+        ((later,),) = db.rows("SELECT MIN(wake) FROM runs WHERE wake > 0")
+        if later is not None and later <= now:
+            return True, None
+        return is_ready, None if later is None else later - now
+
     def claim(
         self, db: Connection, holder: str, most: int
     ) -> tuple[list[tuple[Attempt, list[Step]]], int | None, bool]:
@@ -258,6 +268,255 @@ class Journal:
         if not self._holds(db, run_id, fence):
             return False
         db.count("DELETE FROM steps WHERE run = ? AND name = ?", run_id, name)
+        return True
+
+    # ------------------------------------------------------------ waiting
+
+    def sleep(
+        self, db: Connection, run_id: str, fence: int, step: Step, milliseconds: int
+    ) -> int | None:
+        """Record when a sleep ends, unless it is recorded; return the milliseconds until then, None if it is lost."""
+        if not self._holds(db, run_id, fence):
+            return None
+        now = db.now()
+        known = db.rows("SELECT result FROM steps WHERE run = ? AND name = ?", run_id, step.name)
+        if known:
+            return max(0, int(_decode(known[0][0])) - now)
+        ends = now + milliseconds
+        whole = Step(
+            step.name, step.parent, step.operation, step.kind, fence, now, now, _encode(ends), None
+        )
+        self._add_step(db, run_id, fence, whole)
+        return milliseconds
+
+    def ask(
+        self,
+        db: Connection,
+        run_id: str,
+        fence: int,
+        question: Question,
+        signal: str | None,
+        timeout: int | None,
+    ) -> Asked | None:
+        """Store a question, unless it is stored; return its answer if there is one, None if the attempt is lost.
+
+        Args:
+            db: The connection.
+            run_id: The run.
+            fence: The attempt.
+            question: The question.
+            signal: The name of the signal that answers it; None if it is answered by its key.
+            timeout: Milliseconds until it ends without an answer.
+        """
+        if not self._holds(db, run_id, fence):
+            return None
+        now = db.now()
+        rows = db.rows(
+            "SELECT until, answer FROM questions WHERE run = ? AND key = ?", run_id, question.key
+        )
+        answer = rows[0][1] if rows else None
+        if signal is not None:
+            taken = db.rows(
+                "SELECT number, value FROM signals WHERE run = ? AND name = ?"
+                " AND (taken IS NULL OR taken = ?) ORDER BY taken IS NULL, number LIMIT 1",
+                run_id, signal, question.key,
+            )  # fmt: skip
+            if taken:
+                db.count(
+                    "UPDATE signals SET taken = ? WHERE run = ? AND name = ? AND number = ?",
+                    question.key, run_id, signal, taken[0][0],
+                )  # fmt: skip
+                answer = taken[0][1]
+        if answer is not None:
+            return Asked(answer, 0)
+        if not rows:
+            until = None if timeout is None else now + timeout
+            db.count(
+                f"INSERT INTO questions (run, {_QUESTION}, created) VALUES (?, ?, ?, ?, ?, NULL, NULL, ?)",
+                run_id, question.key, question.kind, question.request, until, now,
+            )  # fmt: skip
+            self._show_waiting(db, run_id, now)
+        else:
+            until = rows[0][0]
+        return Asked(None, None if until is None else max(0, until - now))
+
+    def close_question(
+        self,
+        db: Connection,
+        run_id: str,
+        fence: int,
+        key: str,
+        step: Step | None,
+        result: bytes | None,
+        error: bytes | None,
+    ) -> bool:
+        """Record what a question has brought, and remove it; return False if the attempt is lost."""
+        if not self._holds(db, run_id, fence):
+            return False
+        if step is not None:
+            self.end_step(db, run_id, fence, step, result, error)
+        db.count("DELETE FROM questions WHERE run = ? AND key = ?", run_id, key)
+        self._show_waiting(db, run_id, db.now())
+        return True
+
+    def _show_waiting(self, db: Connection, run_id: str, now: int) -> None:
+        """Store in the state of a run what it waits for."""
+        rows = db.rows(
+            "SELECT key, kind, request FROM questions WHERE run = ? AND answer IS NULL ORDER BY created, key",
+            run_id,
+        )
+        waiting = [Waiting(key=key, kind=kind, request=_decode(data)) for key, kind, data in rows]
+        db.count(
+            "UPDATE runs SET waiting = ?, status = ?, updated = ?, revision = revision + 1 WHERE id = ?",
+            _encode(waiting) if waiting else None, "input_required" if waiting else "working", now, run_id,
+        )  # fmt: skip
+        db.changed(run_id)
+
+    def park(self, db: Connection, run_id: str, fence: int, wakes: Sequence[int]) -> bool:
+        """End an attempt that only waits; an answer or the end of a sleep queues the run again.
+
+        Args:
+            db: The connection.
+            run_id: The run.
+            fence: The attempt.
+            wakes: Milliseconds until each of its sleeps ends.
+        """
+        if not self._holds(db, run_id, fence):
+            return False
+        now = db.now()
+        times = [now + wake for wake in wakes]
+        if db.rows("SELECT 1 FROM runs WHERE id = ? AND cancelled_by IS NOT NULL", run_id):
+            times.append(0)
+        rows = db.rows("SELECT kind, request, until, answer FROM questions WHERE run = ?", run_id)
+        for kind, request, until, answer in rows:
+            if answer is not None or (
+                kind == "signal" and self._has_signal(db, run_id, _decode(request)["name"])
+            ):
+                # It came while the attempt was about to end.
+                times.append(0)
+            elif until is not None:
+                times.append(until)
+        return self.release(db, run_id, fence, min(times, default=None))
+
+    def _has_signal(self, db: Connection, run_id: str, name: str) -> bool:
+        sql = "SELECT 1 FROM signals WHERE run = ? AND name = ? AND taken IS NULL LIMIT 1"
+        return bool(db.rows(sql, run_id, name))
+
+    def answer(self, db: Connection, run_id: str, key: str, value: bytes, by: str | None) -> bool:
+        """Store the first answer to a question; return False if it is not outstanding."""
+        found = db.rows(f"SELECT status FROM runs WHERE id = ?{self._database.lock}", run_id)
+        if not found or found[0][0] in FINAL:
+            return False
+        answered = db.count(
+            "UPDATE questions SET answer = ?, answered_by = ? WHERE run = ? AND key = ? AND answer IS NULL"
+            " AND kind IN ('elicit', 'sample')",
+            value, by, run_id, key,
+        )  # fmt: skip
+        if answered:
+            self._wake_parked(db, run_id)
+        return bool(answered)
+
+    def question(self, db: Connection, run_id: str, key: str) -> tuple[str, Any] | None:
+        """Return the kind and the request of an outstanding question."""
+        rows = db.rows(
+            "SELECT kind, request FROM questions WHERE run = ? AND key = ? AND answer IS NULL", run_id, key
+        )  # fmt: skip
+        return (rows[0][0], _decode(rows[0][1])) if rows else None
+
+    def signal(self, db: Connection, run_id: str, name: str, value: bytes) -> bool:
+        """Store a signal; return False if the run has ended."""
+        found = db.rows(f"SELECT status FROM runs WHERE id = ?{self._database.lock}", run_id)
+        if not found or found[0][0] in FINAL:
+            return False
+        sql = "SELECT COALESCE(MAX(number), -1) + 1 FROM signals WHERE run = ? AND name = ?"
+        ((number,),) = db.rows(sql, run_id, name)
+        if number >= self._limits.steps:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The run has too many signals")
+        db.count(
+            "INSERT INTO signals (run, name, number, value) VALUES (?, ?, ?, ?)",
+            run_id, name, number, value,
+        )  # fmt: skip
+        waits = db.rows("SELECT request FROM questions WHERE run = ? AND kind = 'signal'", run_id)
+        if any(_decode(request)["name"] == name for (request,) in waits):
+            self._wake_parked(db, run_id)
+        return True
+
+    def _wake_parked(self, db: Connection, run_id: str) -> None:
+        """Queue a run again whose attempt has ended while it waited; an attempt in memory notices the new revision."""
+        db.count(
+            "UPDATE runs SET wake = CASE WHEN holder IS NULL THEN 0 ELSE wake END, revision = revision + 1"
+            f" WHERE id = ? AND status NOT IN {_FINAL}",
+            run_id,
+        )
+        db.changed(run_id)
+
+    def wake_parked(self, db: Connection, run_ids: Sequence[str]) -> None:
+        """Queue runs again whose approvals were answered."""
+        for run_id in run_ids:
+            self._wake_parked(db, run_id)
+
+    def approvals(self, db: Connection) -> list[tuple[str, str]]:
+        """Return the runs that wait for approvals, each with the id of the approval."""
+        rows = db.rows("SELECT run, request FROM questions WHERE kind = 'approval'")
+        return [(run_id, _decode(request)["approval"]) for run_id, request in rows]
+
+    # ------------------------------------------------------------ decisions
+
+    def retry(self, db: Connection, run_id: str, ran: bytes | None, *, not_run: bool) -> bool:
+        """Queue a run again that has failed, was cancelled or is unknown.
+
+        Args:
+            db: The connection.
+            run_id: The run.
+            ran: The result of the call whose outcome is unknown, as JSON; None if it is not given.
+            not_run: Whether that call did not run.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if the run cannot be retried, or the decision is missing.
+        """
+        rows = db.rows(f"SELECT status FROM runs WHERE id = ?{self._database.lock}", run_id)
+        status = rows[0][0] if rows else ""
+        if status not in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.UNKNOWN):
+            message = (
+                f"Only failed, cancelled and unknown runs can be retried; this one is {status}"
+            )
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
+        begun = db.rows(
+            "SELECT name, operation FROM steps WHERE run = ? AND kind = ? AND ended IS NULL ORDER BY begun LIMIT 1",
+            run_id, ONCE,
+        )  # fmt: skip
+        is_unclear = bool(begun) or status == RunStatus.UNKNOWN
+        if is_unclear and (ran is not None) == not_run:
+            message = "Find out whether the call ran: retry with its result, or decide that it did not run"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
+        now = db.now()
+        if begun and not_run:
+            db.count("DELETE FROM steps WHERE run = ? AND name = ?", run_id, begun[0][0])
+        elif begun and ran is not None:
+            name, operation = begun[0]
+            is_function = operation.startswith("step:")
+            envelope = local_envelope(_decode(ran), operation)
+            data = ran if is_function else envelope.encode()
+            if name == ROOT:
+                db.count(
+                    "UPDATE runs SET status = 'completed', result = ?, error = NULL, updated = ?,"
+                    " expires = ? + COALESCE(retention, ?), revision = revision + 1 WHERE id = ?",
+                    data, now, now, self._kept("completed"), run_id,
+                )  # fmt: skip
+                db.count("DELETE FROM steps WHERE run = ?", run_id)
+                db.changed(run_id)
+                return True
+            db.count(
+                "UPDATE steps SET ended = ?, result = ? WHERE run = ? AND name = ?", now, data, run_id, name
+            )  # fmt: skip
+        db.count("DELETE FROM steps WHERE run = ? AND error IS NOT NULL", run_id)
+        db.count(
+            "UPDATE runs SET status = 'queued', result = NULL, error = NULL, waiting = NULL, wake = 0, holder = NULL,"
+            " expires = NULL, cancelled_by = NULL, crashes = 0, fence = fence + 1, updated = ?,"
+            " revision = revision + 1 WHERE id = ?",
+            now, run_id,
+        )  # fmt: skip
+        db.changed(run_id)
         return True
 
     # ------------------------------------------------------------ states of an attempt
@@ -397,10 +656,17 @@ class Journal:
         db.changed(run_id)
         return True, None
 
-    def cancelled(self, db: Connection, holder: str) -> list[str]:
-        """Return the runs of an executor that are to be cancelled."""
-        sql = "SELECT id FROM runs WHERE holder = ? AND cancelled_by IS NOT NULL"
-        return [row[0] for row in db.rows(sql, holder)]
+    def news(self, db: Connection, holder: str) -> tuple[list[str], list[str]]:
+        """Return the runs of an executor that are to be cancelled, and runs with answers that were not used yet."""
+        cancelled = db.rows(
+            "SELECT id FROM runs WHERE holder = ? AND cancelled_by IS NOT NULL", holder
+        )
+        answered = db.rows(
+            "SELECT run FROM questions WHERE answer IS NOT NULL"
+            " UNION SELECT s.run FROM signals AS s JOIN questions AS q ON q.run = s.run AND q.kind = 'signal'"
+            " WHERE s.taken IS NULL"
+        )
+        return [row[0] for row in cancelled], [row[0] for row in answered]
 
     # ------------------------------------------------------------ leases
 
@@ -445,6 +711,20 @@ class Journal:
 
     # ------------------------------------------------------------ cleaning
 
+    def end_unanswered(self, db: Connection) -> int:
+        """Fail runs whose questions had no answer for too long; return their number."""
+        now = db.now()
+        error = CallError(ErrorCode.TIMEOUT, "The run waited too long for an answer")
+        rows = db.rows(
+            "UPDATE runs SET status = 'failed', error = ?, wake = NULL, waiting = NULL, updated = ?,"
+            " expires = ? + COALESCE(retention, ?), fence = fence + 1, revision = revision + 1"
+            " WHERE status = 'input_required' AND holder IS NULL AND updated < ? RETURNING id",
+            _encode(error.to_wire()), now, now, self._kept("failed"), now - self._kept("unanswered"),
+        )  # fmt: skip
+        for (run_id,) in rows:
+            db.changed(run_id)
+        return len(rows)
+
     def remove_expired(self, db: Connection) -> int:
         """Remove some runs that have expired; return their number."""
         rows = db.rows(
@@ -460,11 +740,6 @@ class Journal:
             for table in ("steps", "questions", "signals"):
                 db.count(f"DELETE FROM {table} WHERE run = ?", run_id)
             db.count("DELETE FROM runs WHERE id = ?", run_id)
-
-    def questions(self, db: Connection, run_id: str) -> list[Question]:
-        """Return what a run has asked."""
-        sql = f"SELECT {_QUESTION} FROM questions WHERE run = ? ORDER BY created"
-        return [Question(*row) for row in db.rows(sql, run_id)]
 
 
 def cancelled_error(begun: Sequence[tuple[str, str, int]]) -> CallError:

@@ -172,15 +172,17 @@ class Keeper:
         self._on_ready()
 
     def _clean(self, connection: Connection) -> None:
-        removed = None
-        while removed is None or removed:
-            connection.begin(writes=True)
-            try:
-                removed = self._journal.remove_expired(connection)
-                connection.commit()
-            except BaseException:
-                connection.rollback()
-                raise
+        for clean in (self._journal.end_unanswered, self._journal.remove_expired):
+            while True:
+                connection.begin(writes=True)
+                try:
+                    done = clean(connection)
+                    connection.commit()
+                except BaseException:
+                    connection.rollback()
+                    raise
+                if not done:
+                    break
 
 
 def _close(connection: Connection | None) -> None:

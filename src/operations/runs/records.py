@@ -100,14 +100,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something that a run waits for, and its answer."""
+    """Something that a run waits for."""
 
     key: str
     kind: str
     request: bytes
-    until: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a question has brought."""
+
     answer: bytes | None
-    answered_by: str | None
+
+    left: int | None
+    """Milliseconds until it ends without an answer; None for no end."""
 
 
 @dataclass(slots=True)

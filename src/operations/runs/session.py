@@ -12,11 +12,17 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from operations.base.errors import CallError, ErrorCode, map_error, operation_not_found
+from operations.base.errors import (
+    CallError,
+    ErrorCode,
+    map_error,
+    operation_not_found,
+    timeout_error,
+)
 from operations.base.json.values import JSONValueError, to_json
 from operations.base.tasks import start_task
 from operations.contract.access import Identity
@@ -35,9 +41,11 @@ from operations.runs.records import (
     ONCE,
     QUERY,
     ROOT,
+    SLEEP,
     Attempt,
     Caller,
     End,
+    Question,
     Step,
 )
 from operations.runs.steps import RecordedSteps, StepNames
@@ -81,8 +89,18 @@ class Host(Protocol):
         """Return the digest of a contract."""
         ...
 
+    park_seconds: float
+
     def unreleased(self, run_id: str, fence: int) -> None:
         """Release an attempt as soon as the store works again."""
+        ...
+
+    def lend(self, slots: int) -> None:
+        """Give up a slot, or take it again (-1)."""
+        ...
+
+    def watch_approvals(self) -> None:
+        """Notice when approvals are answered that runs wait for."""
         ...
 
 
@@ -121,6 +139,13 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._progress: tuple[Any, str | None] | None = None
         self._operation: Operation | None = None
+        self._working = self._waiting = 0
+        """The steps that run, and the things that the run waits for."""
+        self._wakes: dict[str, float] = {}
+        """When sleeps end, by the clock of the event loop."""
+        self._is_idle = False
+        self._parking: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
 
     # ------------------------------------------------------------ the attempt
 
@@ -138,6 +163,8 @@ class Session:
             end = failed(error)
         if end is not None:
             await self._end(end)
+        self.close("the attempt has ended")
+        self._change()
 
     async def _prepare(self) -> End | None:
         """Check that the attempt may be made, and by whom; return how the run ends if not."""
@@ -178,7 +205,6 @@ class Session:
             authority=base.authority,
             metadata=base.metadata,
             channel=self._channel(),
-            scope=PendingCall(self, ROOT, "", attempt.operation),
             registry=host.registry,
         )
         return None
@@ -188,14 +214,13 @@ class Session:
         return [*self._begun.values()] or ([] if step is None else [step])
 
     def _channel(self) -> CallerChannel:
-        return CallerChannel(progress=self._report)
+        return CallerChannel(progress=self._report, elicit=self._elicit, sample=self._sample)
 
     async def _call_root(self) -> End | None:
         """Run the root call to its end; return how the run ends, or None if the attempt ends without that."""
         attempt = self.attempt
         value = msgspec.json.decode(attempt.input)
-        coroutine = self.host.registry.execute(attempt.operation, value, self._context)
-        root = self._root = asyncio.Task(_as_coroutine(coroutine))
+        root = self._root = asyncio.Task(self._run_root(value))
         root.add_done_callback(lambda _: self._over.set())
         try:
             await self._over.wait()
@@ -206,6 +231,26 @@ class Session:
             # The handler ignores its cancellation; nothing that it does is recorded.
             self.host.registry.keep(root)
         return self._outcome(root)
+
+    async def _run_root(self, value: Any) -> ResponseEnvelope[Any]:
+        attempt, context = self.attempt, cast("OperationContext", self._context)
+        # Any other operation is a step that runs, also while it asks.
+        steps = 0 if self._operation is not None and self._operation.durable else 1
+        while True:
+            scope = PendingCall(self, ROOT, "", attempt.operation)
+            try:
+                self._change(working=steps)
+                try:
+                    call = self.host.registry.execute(
+                        attempt.operation, value, context.changed(scope=scope)
+                    )
+                    return cast("ResponseEnvelope[Any]", await call)
+                finally:
+                    self._change(working=-steps)
+            except CallError as error:
+                if not _needs_approval(error) or scope.has_begun:
+                    raise
+                await self._wait_for_approval(ROOT, error)
 
     def _outcome(self, root: "asyncio.Task[ResponseEnvelope[Any]]") -> End | None:
         is_returned = root.done() and not root.cancelled()
@@ -275,6 +320,7 @@ class Session:
     def hand_over(self) -> None:
         """End the attempt before its next step, because the process ends; a call that is running may end first."""
         self._is_leaving = True
+        self._start_parking()
 
     async def _store(self, job: Callable[[Connection], T]) -> T:
         """Write for this attempt; end it if the store does not work."""
@@ -289,8 +335,7 @@ class Session:
     async def _kept(self, job: Callable[[Connection], bool]) -> None:
         """Write for this attempt; end it if it is lost."""
         if not await self._store(job):
-            self.stop("another process has taken over the run")
-            await self.never()
+            await self._lost()
 
     async def never(self) -> Any:
         """Wait until the task is cancelled. A handler that catches that, and asks for more, waits again."""
@@ -330,20 +375,47 @@ class Session:
                 return self._replayed(step, child)
         await self._enforce_new(operation_id)
         await self._enforce_open(new=True)
-        scope = PendingCall(self, name, parent, operation_id)
+        while True:
+            scope = PendingCall(self, name, parent, operation_id)
+            try:
+                return await self._call(scope, registry, operation_id, input, child)
+            except CallError as error:
+                if not _needs_approval(error) or scope.has_begun:
+                    raise
+                await self._wait_for_approval(name, error)
+
+    async def _call(
+        self,
+        scope: "PendingCall",
+        registry: Calls,
+        operation_id: str,
+        input: Any,
+        child: OperationContext,
+    ) -> ResponseEnvelope[Any]:
+        """Make a call and record its result."""
+        known = registry.get_spec(operation_id)
+        # What a durable operation does are steps of their own.
+        steps = (
+            0 if getattr(self.host.registry.get(operation_id), "durable", False) and known else 1
+        )
+        self._change(working=steps)
         try:
             envelope = await registry.execute(operation_id, input, child.changed(scope=scope))
         except CallError as error:
             await self._enforce_open()
-            if error.begun is False:
+            if _needs_approval(error) and not scope.has_begun:
+                pass
+            elif error.begun is False:
                 await self._forget(scope.record)
-                self.names.give_back(name)
+                self.names.give_back(scope.record.name)
             else:
                 await self._record(scope.record, None, error)
             raise
         except asyncio.CancelledError:
             self._abandon(scope.record)
             raise
+        finally:
+            self._change(working=-steps)
         await self._enforce_open()
         try:
             data = self._encoded(envelope.encode)
@@ -370,6 +442,7 @@ class Session:
         step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
         if once:
             await self._mark(step)
+        self._change(working=1)
         try:
             result = function()
             result = to_json(await result if inspect.isawaitable(result) else result)
@@ -384,6 +457,8 @@ class Session:
         except asyncio.CancelledError:
             self._abandon(step)
             raise
+        finally:
+            self._change(working=-1)
         await self._enforce_open()
         await self._record(step, data, None)
         return result
@@ -502,6 +577,172 @@ class Session:
         self.stop("the run has ended")
         await self.never()
 
+    # ------------------------------------------------------------ waiting
+
+    def _change(self, *, working: int = 0, waiting: int = 0) -> None:
+        """Note what the run does. An attempt that only waits gives up its slot at once, and ends after a while."""
+        self._working += working
+        self._waiting += waiting
+        is_idle = self._waiting > 0 and self._working == 0 and not self._closed
+        if is_idle == self._is_idle:
+            return
+        self._is_idle = is_idle
+        self.host.lend(1 if is_idle else -1)
+        if self._parking is not None:
+            self._parking.cancel()
+            self._parking = None
+        if is_idle:
+            loop = asyncio.get_running_loop()
+            delay = 0.0 if self._is_leaving else self.host.park_seconds
+            self._parking = loop.call_later(delay, self._start_parking)
+
+    def _start_parking(self) -> None:
+        if self._is_idle and not self._closed and not self._cancelled:
+            self._start(self._park())
+
+    async def _park(self) -> None:
+        """End an attempt that only waits. An answer, or the end of a sleep, queues the run again."""
+        attempt, journal = self.attempt, self.host.journal
+        now = asyncio.get_running_loop().time()
+        wakes = [max(0, int((at - now) * 1000)) for at in self._wakes.values()]
+        # From here on, nothing is recorded: what comes meanwhile is in the journal.
+        self._closed = "the run waits"
+        try:
+            await self.host.write(lambda db: journal.park(db, attempt.id, attempt.fence, wakes))
+        except RunStoreError:
+            self.host.unreleased(attempt.id, attempt.fence)
+        self._interrupt()
+
+    def tell(self) -> None:
+        """Notice that the run may have an answer."""
+        if self._waiting:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def sleep(self, parent: str, seconds: float) -> None:
+        """Sleep until a recorded time."""
+        await self._enforce_open()
+        name = self.names.take(parent, SLEEP, None)
+        step = Step(name, parent, SLEEP, SLEEP, 0, 0, None, None, None)
+        attempt, journal = self.attempt, self.host.journal
+        left = await self._store(
+            lambda db: journal.sleep(db, attempt.id, attempt.fence, step, int(seconds * 1000))
+        )
+        if left is None:
+            await self._lost()
+        ends = asyncio.get_running_loop().time() + cast("int", left) / 1000
+        self._wakes[name] = ends
+        self._change(waiting=1)
+        try:
+            await asyncio.sleep(cast("int", left) / 1000)
+        finally:
+            self._change(waiting=-1)
+            del self._wakes[name]
+        await self._enforce_open()
+
+    async def wait_for(self, parent: str, name: str, timeout: float | None) -> Any:
+        """Wait for a signal; return its value.
+
+        Raises:
+            CallError: `TIMEOUT`.
+        """
+        request = {"name": name}
+        answer = await self._question(parent, "signal", request, f"signal:{name}", name, timeout)
+        return msgspec.json.decode(answer)
+
+    async def _elicit(self, message: str, schema: Any) -> Any:
+        request = {"message": message, "schema": schema}
+        answer = await self._question(ROOT, "elicit", request, "elicit", None, None)
+        return msgspec.json.decode(answer)
+
+    async def _sample(self, request: Any) -> Any:
+        answer = await self._question(ROOT, "sample", request, "sample", None, None)
+        return msgspec.json.decode(answer)
+
+    async def _question(
+        self,
+        parent: str,
+        kind: str,
+        request: Any,
+        operation: str,
+        signal: str | None,
+        timeout: float | None,
+    ) -> bytes:
+        """Ask, wait for the answer, record it, and return it as JSON."""
+        await self._enforce_open()
+        name = self.names.take(parent, operation, request)
+        found = self.recorded.get(name)
+        if found is not None and found.is_recorded:
+            if found.error is not None:
+                raise _error(found.error)
+            return found.result or b"null"
+        step = Step(name, parent, operation, QUERY, 0, 0, None, None, None)
+        attempt, journal = self.attempt, self.host.journal
+        question = Question(name, kind, msgspec.json.encode(request))
+        milliseconds = None if timeout is None else int(timeout * 1000)
+        failure: CallError | None = None
+        answer: bytes | None = None
+        while failure is None and answer is None:
+            news = self._news
+            asked = await self._store(
+                lambda db: journal.ask(
+                    db, attempt.id, attempt.fence, question, signal, milliseconds
+                )
+            )
+            if asked is None:
+                await self._lost()
+                raise AssertionError
+            answer = asked.answer
+            if answer is None and asked.left == 0:
+                failure = timeout_error(f"There was no {kind} {signal or name} in time")
+            elif answer is None:
+                await self._wait(news, None if asked.left is None else asked.left / 1000)
+        data = None if failure is None else _error_bytes(failure)
+        await self._kept(
+            lambda db: journal.close_question(
+                db, attempt.id, attempt.fence, name, step, answer, data
+            )
+        )
+        await self._enforce_open()
+        if failure is not None:
+            raise failure
+        return answer or b"null"
+
+    async def _wait(self, news: asyncio.Event, seconds: float | None) -> None:
+        """Wait for news of the run, at most this long. The run may end its attempt meanwhile."""
+        self._change(waiting=1)
+        try:
+            async with asyncio.timeout(seconds):
+                await news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._change(waiting=-1)
+        await self._enforce_open()
+
+    async def _wait_for_approval(self, name: str, error: CallError) -> None:
+        """Wait until a person has answered the request for approval of a call that has not begun."""
+        attempt, journal = self.attempt, self.host.journal
+        details = error.details if isinstance(error.details, dict) else {}
+        key = f"approval:{name}"
+        question = Question(key, "approval", msgspec.json.encode(details))
+        news = self._news
+        asked = await self._store(
+            lambda db: journal.ask(db, attempt.id, attempt.fence, question, None, None)
+        )
+        if asked is None:
+            await self._lost()
+        self.host.watch_approvals()
+        await self._wait(news, None)
+        await self._kept(
+            lambda db: journal.close_question(db, attempt.id, attempt.fence, key, None, None, None)
+        )
+        await self._enforce_open()
+
+    async def _lost(self) -> None:
+        self.stop("another process has taken over the run")
+        await self.never()
+
     # ------------------------------------------------------------ progress
 
     async def _report(self, progress: float, total: float | None, message: str | None) -> None:
@@ -574,12 +815,12 @@ class HandlerScope:
         return await self._session.step(self._name, name, function, once=once)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep."""
-        await asyncio.sleep(seconds)
+        """Sleep until a recorded time."""
+        await self._session.sleep(self._name, seconds)
 
     async def wait_for(self, name: str, timeout: float | None) -> Any:
         """Wait for a signal."""
-        raise NotImplementedError
+        return await self._session.wait_for(self._name, name, timeout)
 
 
 class InlineScope:
@@ -631,6 +872,7 @@ class PendingCall(InlineScope):
         super().__init__(session)
         self._name, self._parent = name, parent
         # If the call is rejected before its handler begins, its error is recorded without a marker.
+        self.has_begun = False
         self.record = Step(name, parent, operation_id, QUERY, 0, 0, None, None, None)
 
     @property
@@ -640,19 +882,20 @@ class PendingCall(InlineScope):
 
     async def begin(self, operation: Operation) -> RunScope:
         """Commit the marker; return the scope of the handler."""
+        self.has_begun = True
         self.record = await self._session.begin(self._name, self._parent, operation)
         if operation.durable:
             return HandlerScope(self._session, self._name)
         return InlineScope(self._session)
 
 
-async def _as_coroutine(work: Any) -> Any:
-    return await work
-
-
 def failed(error: CallError) -> End:
     """Return the end of a run that failed."""
     return End(RunStatus.FAILED, error=_error_wire(error))
+
+
+def _needs_approval(error: CallError) -> bool:
+    return error.code == ErrorCode.APPROVAL_REQUIRED
 
 
 def _outcome_unknown(step: Step) -> CallError:

@@ -49,6 +49,8 @@ _TABLES: Final = (
     "CREATE INDEX IF NOT EXISTS runs_wake ON runs (wake) WHERE wake > 0",
     "CREATE INDEX IF NOT EXISTS runs_holder ON runs (holder) WHERE holder IS NOT NULL",
     "CREATE INDEX IF NOT EXISTS runs_lane ON runs (lane) WHERE holder IS NOT NULL AND lane_limit IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS runs_cancelled ON runs (holder) WHERE holder IS NOT NULL AND cancelled_by IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS runs_waiting ON runs (updated) WHERE status = 'input_required'",
     "CREATE INDEX IF NOT EXISTS runs_owner ON runs (owner, created)",
     "CREATE INDEX IF NOT EXISTS runs_live ON runs (owner) WHERE expires IS NULL",
     "CREATE INDEX IF NOT EXISTS runs_created ON runs (created)",
@@ -86,6 +88,9 @@ _TABLES: Final = (
         taken TEXT,
         PRIMARY KEY (run, name, number)
     )""",
+    "CREATE INDEX IF NOT EXISTS questions_answered ON questions (run) WHERE answer IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS questions_approval ON questions (run) WHERE kind = 'approval'",
+    "CREATE INDEX IF NOT EXISTS signals_untaken ON signals (run) WHERE taken IS NULL",
     """CREATE TABLE IF NOT EXISTS executors (
         id TEXT PRIMARY KEY,
         boot TEXT NOT NULL,

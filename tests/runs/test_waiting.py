@@ -1,0 +1,472 @@
+"""Runs that wait: for signals, answers, approvals and time. Letters are those of the scenarios in `docs/runs.md`."""
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+from tests.runs.conftest import OpenRegistry
+from tests.runs.test_runs import ADA, BEN, MANAGER, OPERATOR, Effects, crash, ended
+
+from operations import (
+    CallError,
+    ErrorCode,
+    Identity,
+    OperationContext,
+    OperationRegistry,
+    operation,
+)
+from operations.authority import ApprovalRule
+from operations.runs import Limits, Run, RunState
+
+KEPT, AT_ONCE = 60.0, 0.0
+"""Seconds for which a waiting run stays in memory."""
+
+parked = pytest.mark.parametrize("park", [KEPT, AT_ONCE], ids=["in memory", "parked"])
+
+
+@pytest.fixture
+async def effects() -> Effects:
+    return Effects()
+
+
+def durable(function: Any, **options: Any) -> Any:
+    return operation("shop.order", durable=True, scopes=["shop"], **options)(function)
+
+
+async def waiting(run: Run) -> RunState:
+    """Return the state of a run once it waits."""
+    with anyio.fail_after(10):
+        async for state in run.watch():
+            if state.waiting:
+                return state
+    raise AssertionError(run.state)
+
+
+async def without_attempt(registry: OperationRegistry) -> None:
+    """Wait until no run is in the memory of a process."""
+    store: Any = registry.run_store
+    with anyio.fail_after(10):
+        while store._executor._sessions:
+            await asyncio.sleep(0.01)
+
+
+# ------------------------------------------------------------ signals
+
+
+@parked
+async def test_a_signal_continues_a_run(
+    registries: OpenRegistry, effects: Effects, park: float
+) -> None:
+    async def order(context: OperationContext) -> list[Any]:
+        paid = await context.call(effects.charge, 1)
+        return [paid, await context.wait_for("shipped"), await context.wait_for("shipped")]
+
+    registry = registries(durable(order), effects.charge, park=park)
+    run = await registry.start("shop.order", {}, ADA)
+    state = await waiting(run)
+    if park == AT_ONCE:
+        await without_attempt(registry)
+
+    await run.signal("other", 0)
+    await run.signal("shipped", {"by": "train"})
+    await run.signal("shipped")
+    end = await ended(run)
+
+    assert state.status == "input_required"
+    assert [(each.kind, each.request) for each in state.waiting] == [
+        ("signal", {"name": "shipped"})
+    ]
+    assert end.result["data"] == [1, {"by": "train"}, None]
+    assert effects.made == [1]
+    with pytest.raises(CallError) as late:
+        await run.signal("shipped")
+    assert late.value.code == ErrorCode.RUN_ENDED
+
+
+async def test_a_signal_may_come_before_the_run_waits_for_it(registries: OpenRegistry) -> None:
+    """q"""
+
+    async def order(context: OperationContext) -> Any:
+        return await context.wait_for("shipped")
+
+    registry = registries(durable(order))
+    run = await registry.start("shop.order", {}, ADA, delay=0.2)
+    await run.signal("shipped", 5)
+
+    assert (await run.result(10)).data == 5
+
+
+@parked
+async def test_waiting_for_a_signal_ends_in_time(registries: OpenRegistry, park: float) -> None:
+    async def order(context: OperationContext) -> str:
+        try:
+            return str(await context.wait_for("shipped", timeout=0.1))
+        except CallError as error:
+            return error.code
+
+    registry = registries(durable(order), park=park)
+
+    run = await registry.start("shop.order", {}, ADA)
+
+    assert (await run.result(10)).data == "TIMEOUT"
+
+
+async def test_a_run_waits_for_several_signals_at_the_same_time(registries: OpenRegistry) -> None:
+    async def order(context: OperationContext) -> list[Any]:
+        return await asyncio.gather(context.wait_for("a"), context.wait_for("b"))
+
+    registry = registries(durable(order), park=AT_ONCE)
+    run = await registry.start("shop.order", {}, ADA)
+    await waiting(run)
+    await run.signal("b", 2)
+    await run.signal("a", 1)
+
+    assert (await run.result(10)).data == [1, 2]
+
+
+async def test_operations_that_are_not_durable_cannot_wait_for_signals(
+    registries: OpenRegistry,
+) -> None:
+    @operation("shop.plain", scopes=["shop"])
+    async def plain(context: OperationContext) -> str:
+        assert context.run is not None
+        assert await context.step("x", lambda: 1) == 1
+        await context.sleep(0)
+        return str(await context.wait_for("x"))
+
+    registry = registries(plain)
+
+    state = await ended(await registry.start("shop.plain", {}, ADA))
+
+    assert state.error["code"] == "UNAVAILABLE"
+
+
+# ------------------------------------------------------------ questions
+
+
+FORM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+
+
+@parked
+async def test_an_answer_continues_a_run(registries: OpenRegistry, park: float) -> None:
+    """q: the first answer wins."""
+
+    async def order(context: OperationContext) -> Any:
+        return await context.elicit("Which size?", FORM)
+
+    registry = registries(durable(order), park=park)
+    run = await registry.start("shop.order", {}, ADA)
+    (question,) = (await waiting(run)).waiting
+    other = await registry.run(run.id, MANAGER)
+
+    with pytest.raises(CallError) as wrong:
+        await run.answer(question.key, {"action": "accept", "content": {"size": "big"}})
+    answers = await asyncio.gather(
+        *(
+            run.answer(question.key, {"action": "accept", "content": {"size": size}})
+            for size in (1, 2)
+        )
+    )
+    late = await other.answer(question.key, {"action": "cancel"})
+    end = await ended(run)
+
+    assert (question.kind, question.request) == (
+        "elicit",
+        {"message": "Which size?", "schema": FORM},
+    )
+    assert wrong.value.code == ErrorCode.VALIDATION_ERROR
+    assert sorted(answers) == [False, True]
+    assert late is False
+    assert end.result["data"]["content"]["size"] == 1 + answers.index(True)
+
+
+async def test_a_question_is_asked_once_and_keeps_its_key_after_a_crash(
+    registries: OpenRegistry,
+) -> None:
+    """x"""
+
+    async def order(context: OperationContext) -> Any:
+        first = await context.elicit("First?", FORM)
+        second = await context.sample({"messages": []})
+        return [first["action"], second]
+
+    first = registries(durable(order))
+    run = await first.start("shop.order", {}, ADA)
+    (question,) = (await waiting(run)).waiting
+    await run.answer(question.key, {"action": "decline"})
+    with anyio.fail_after(10):
+        async for state in run.watch():
+            if state.waiting and state.waiting[0].key != question.key:
+                break
+    (second,) = run.state.waiting
+    await crash(first)
+    registry = registries(durable(order))
+    await registry.run_store.open()  # type: ignore[union-attr]
+    again = await registry.run(run.id, ADA)
+    same = await waiting(again)
+
+    assert same.waiting == (second,)
+    assert await again.answer(second.key, {"role": "assistant"})
+    assert (await again.result(10)).data == ["decline", {"role": "assistant"}]
+
+
+async def test_a_question_of_another_caller_and_one_of_a_cancelled_run_is_not_answered(
+    registries: OpenRegistry,
+) -> None:
+    """q"""
+
+    async def order(context: OperationContext) -> Any:
+        return await context.elicit("Which size?", FORM)
+
+    registry = registries(durable(order), park=AT_ONCE)
+    run = await registry.start("shop.order", {}, ADA)
+    (question,) = (await waiting(run)).waiting
+    store = registry.run_store
+    assert store is not None
+    with pytest.raises(CallError) as other:
+        await store.answer(run.id, question.key, {"action": "cancel"}, BEN)
+    assert not await run.answer("unknown", {"action": "cancel"})
+    await run.cancel()
+
+    assert other.value.code == ErrorCode.RUN_NOT_FOUND
+    assert not await run.answer(question.key, {"action": "cancel"})
+    assert (await ended(run)).status == "cancelled"
+
+
+# ------------------------------------------------------------ approvals
+
+APPROVER = OperationContext(identity=Identity("max", ["approvals:answer"]))
+
+
+async def answer_next(registry: OperationRegistry, *, approve: bool) -> None:
+    """Answer the only request for approval, once there is one."""
+    with anyio.fail_after(10):
+        while True:
+            page = await registry.execute("approvals.list", {}, APPROVER)
+            if page.data["approvals"]:
+                break
+            await asyncio.sleep(0.01)
+    (record,) = page.data["approvals"]
+    await registry.execute("approvals.answer", {"id": record["id"], "approve": approve}, APPROVER)
+
+
+def with_approval(registry: OperationRegistry, operation_id: str) -> None:
+    from msgspec.structs import replace  # noqa: PLC0415 - only here
+
+    known = registry.get(operation_id)
+    assert known is not None
+    registry.register(replace(known, approve=ApprovalRule(hold=30)), replace=True)
+    registry.register_object(registry.authority.approvals)
+
+
+@parked
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_nested_call_that_needs_an_approval_waits_without_a_slot(
+    registries: OpenRegistry, effects: Effects, park: float, approve: bool
+) -> None:
+    async def order(context: OperationContext) -> int:
+        await context.call(effects.charge, 1)
+        return int(await context.call(effects.slow, 2))
+
+    registry = registries(
+        durable(order),
+        effects.charge,
+        effects.slow,
+        effects.price,
+        park=park,
+        limits=Limits(working=1),
+    )
+    with_approval(registry, "shop.slow")
+    effects.released.set()
+    run = await registry.start("shop.order", {}, ADA)
+    state = await waiting(run)
+    # The only slot is free.
+    assert (await (await registry.start("shop.price", {"item": 1}, ADA)).result(10)).data == 10
+    await answer_next(registry, approve=approve)
+    end = await ended(run)
+
+    assert (state.status, state.waiting[0].kind) == ("input_required", "approval")
+    assert end.status == ("completed" if approve else "failed")
+    assert [each for each in effects.made if each != "price 1"] == ([1, 2] if approve else [1])
+    assert approve or end.error["code"] == "ACCESS_DENIED"
+
+
+@parked
+async def test_a_run_that_needs_an_approval_itself_waits(
+    registries: OpenRegistry, effects: Effects, park: float
+) -> None:
+    registry = registries(effects.charge, park=park)
+    with_approval(registry, "shop.charge")
+    run = await registry.start("shop.charge", {"amount": 3}, ADA)
+    state = await waiting(run)
+    await answer_next(registry, approve=True)
+
+    assert state.status == "input_required"
+    assert (await run.result(10)).data == 3
+    assert effects.made == [3]
+
+
+async def test_an_approval_is_used_once_for_all_attempts_of_a_run(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    """f: the approval and the budget of the root call."""
+
+    async def order(context: OperationContext) -> int:
+        if not effects.begun.is_set():
+            effects.begun.set()
+            await asyncio.Event().wait()
+        return 1
+
+    first = registries(durable(order))
+    with_approval(first, "shop.order")
+    run = await first.start("shop.order", {}, ADA)
+    await waiting(run)
+    await answer_next(first, approve=True)
+    await effects.begun.wait()
+    await crash(first)
+    second = registries(durable(order))
+    with_approval(second, "shop.order")
+    await second.run_store.open()  # type: ignore[union-attr]
+
+    assert (await (await second.run(run.id, ADA)).result(10)).data == 1
+
+
+# ------------------------------------------------------------ time
+
+
+@parked
+async def test_a_sleeping_run_has_no_slot_and_continues_in_time(
+    registries: OpenRegistry, effects: Effects, park: float
+) -> None:
+    async def order(context: OperationContext) -> int:
+        await context.call(effects.charge, 1)
+        await context.sleep(0.5)
+        return 2
+
+    registry = registries(
+        durable(order), effects.charge, effects.price, park=park, limits=Limits(working=1)
+    )
+    run = await registry.start("shop.order", {}, ADA)
+    assert (await (await registry.start("shop.price", {"item": 1}, ADA)).result(10)).data == 10
+    state = await run.refresh()
+    end = await ended(run)
+
+    assert state.status == "working"
+    assert end.result["data"] == 2
+    assert end.updated - end.created >= 500
+    assert effects.made == [1, "price 1"]
+
+
+async def test_a_run_sleeps_only_for_the_rest_after_a_crash(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    async def order(context: OperationContext) -> int:
+        effects.begun.set()
+        await context.sleep(0.5)
+        return 2
+
+    first = registries(durable(order))
+    run = await first.start("shop.order", {}, ADA)
+    await effects.begun.wait()
+    await asyncio.sleep(0.1)
+    await crash(first)
+    second = registries(durable(order))
+    await second.run_store.open()  # type: ignore[union-attr]
+    end = await ended(await second.run(run.id, ADA))
+
+    assert end.updated - end.created >= 500
+
+
+# ------------------------------------------------------------ decisions
+
+
+async def begun_and_lost(
+    registries: OpenRegistry, effects: Effects, *operations: Any, root: str, given: Any
+) -> Run:
+    first = registries(*operations)
+    run = await first.start(root, given, ADA)
+    await effects.begun.wait()
+    await crash(first)
+    second = registries(*operations)
+    await second.run_store.open()  # type: ignore[union-attr]
+    run = await second.run(run.id, ADA)
+    assert (await ended(run)).status == "unknown"
+    return run
+
+
+@pytest.mark.parametrize("ran", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+async def test_an_unknown_run_is_retried_with_a_decision(
+    registries: OpenRegistry, effects: Effects, ran: bool, nested: bool
+) -> None:
+    async def order(context: OperationContext) -> int:
+        return int(await context.call(effects.slow, 1))
+
+    operations = durable(order), effects.slow
+    root, given = ("shop.order", {}) if nested else ("shop.slow", {"amount": 1})
+    run = await begun_and_lost(registries, effects, *operations, root=root, given=given)
+    effects.released.set()
+
+    with pytest.raises(CallError) as undecided:
+        await run.retry()
+    with pytest.raises(CallError):
+        await run.retry(ran=7, not_run=True)
+    if ran:
+        await run.retry(ran=7)
+    else:
+        await run.retry(not_run=True)
+    end = await ended(run)
+
+    assert undecided.value.code == ErrorCode.VALIDATION_ERROR
+    assert (end.status, end.result["data"]) == ("completed", 7 if ran else 1)
+    assert effects.made == ([1] if ran else [1, 1])
+    with pytest.raises(CallError):
+        await run.retry()
+
+
+async def test_a_failed_run_is_retried_with_its_recorded_results(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    fails = iter([True, False])
+
+    @operation("shop.ship", scopes=["shop"])
+    async def ship() -> str:
+        if next(fails):
+            raise CallError("NO_TRAIN", "no train")
+        return "shipped"
+
+    async def order(context: OperationContext) -> list[Any]:
+        return [await context.call(effects.charge, 1), await context.call(ship)]
+
+    registry = registries(durable(order), effects.charge, ship)
+    run = await registry.start("shop.order", {}, ADA)
+    failed = await ended(run)
+    await run.retry()
+    end = await ended(run)
+
+    assert failed.error["code"] == "NO_TRAIN"
+    assert (end.id, end.result["data"], end.attempt) == (failed.id, [1, "shipped"], 2)
+    assert effects.made == [1]
+
+
+# ------------------------------------------------------------ many
+
+
+async def test_many_waiting_runs_need_no_memory_and_others_start_at_once(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    """s, in small: `benchmarks/runs.py` has 10,000."""
+
+    async def order(number: int, context: OperationContext) -> Any:
+        return await context.wait_for("go")
+
+    registry = registries(durable(order), effects.charge, park=AT_ONCE)
+    runs = [await registry.start("shop.order", {"number": n}, OPERATOR) for n in range(200)]
+    for run in runs:
+        await waiting(run)
+    await without_attempt(registry)
+
+    assert (await (await registry.start("shop.charge", {"amount": 1}, ADA)).result(10)).data == 1
+    await runs[150].signal("go", "150")
+    assert (await runs[150].result(10)).data == "150"
