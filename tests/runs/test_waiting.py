@@ -114,7 +114,7 @@ async def test_waiting_for_a_signal_ends_in_time(registries: OpenRegistry, park:
 
 async def test_a_run_waits_for_several_signals_at_the_same_time(registries: OpenRegistry) -> None:
     async def order(context: OperationContext) -> list[Any]:
-        return await asyncio.gather(context.wait_for("a"), context.wait_for("b"))
+        return list(await asyncio.gather(context.wait_for("a"), context.wait_for("b")))
 
     registry = registries(durable(order), park=AT_ONCE)
     run = await registry.start("shop.order", {}, ADA)
