@@ -245,6 +245,23 @@ def test_doctor_reports_a_trace_that_cannot_be_read(run: Run, folder: Path) -> N
     assert "the recorded calls cannot be read" in run("doctor").out
 
 
+def test_doctor_suggests_short_operation_ids(run: Run, folder: Path) -> None:
+    operation = {"operationId": "read_items_items_get", "responses": {}}
+    info = {"title": "shop", "version": "1"}
+    document = {"openapi": "3.1.0", "info": info, "paths": {"/items": {"get": operation}}}
+    (folder / "shop.json").write_text(json.dumps(document))
+    config = '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"\n'
+    (folder / "operations.toml").write_text(config)
+
+    words = 'operation_ids = "short" makes read_items_items_get read_items'
+    for arguments in (["doctor"], ["doctor", "shop.json"]):
+        assert words in run(*arguments).out
+
+    (folder / "operations.toml").write_text(config + 'operation_ids = "short"\n')
+    assert words not in run("doctor").out
+    assert "shop.read_items" in run("list").out
+
+
 def test_doctor_prints_each_line_of_a_problem(run: Run, folder: Path) -> None:
     (folder / "operations.toml").write_text("[mcp.far]\nurl = 'http://127.0.0.1:9/mcp'\n")
 

@@ -1,11 +1,15 @@
 """Names are unique, safe, and do not depend on order."""
 
 import re
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.openapi.serving import document
 
-from operations.openapi.reading.model import MAX_NAME, operation_names
+from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi.reading.model import MAX_NAME, operation_names, short_names
 from operations.openapi.source.parameters import argument_names
 
 SAFE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
@@ -37,6 +41,51 @@ def test_names_that_clash_get_method_and_path() -> None:
 
 def test_operations_at_the_root_path_are_named_by_method() -> None:
     assert operation_names([("", "GET", "/"), ("", "POST", "")]) == ["get", "post"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "path", "short"),
+    [
+        ("delete_customer_customers__id__delete", "DELETE", "/customers/{id}", "delete_customer"),
+        ("read_root__get", "GET", "/", "read_root"),
+        ("list_users_v1_users_get", "GET", "/behind/proxy/v1/users", "list_users"),
+        ("get_users__id__get", "POST", "/users/{id}", "get_users__id__get"),
+        ("list_users_get", "GET", "/people", "list_users_get"),
+        ("_users_get", "GET", "/users", "_users_get"),
+        ("listUsers", "GET", "/users", "listUsers"),
+    ],
+)
+def test_a_short_name_has_no_path_and_method_at_its_end(
+    name: str, method: str, path: str, short: str
+) -> None:
+    assert short_names([(name, method, path)]) == [short]
+
+
+def test_a_short_name_that_is_not_unique_is_not_used() -> None:
+    wanted = [
+        ("read_users_get", "GET", "/users"),
+        ("read_items_get", "GET", "/items"),
+        ("add_items_post", "POST", "/items"),
+        ("drop_items_delete", "DELETE", "/items"),
+        ("drop", "POST", "/drop"),
+    ]
+    assert short_names(wanted) == [
+        "read_users_get", "read_items_get", "add", "drop_items_delete", "drop",
+    ]  # fmt: skip
+
+
+def test_short_operation_ids_are_opt_in() -> None:
+    doc = document("/customers/{id}", "delete", operationId="drop_customer_customers__id__delete")
+
+    def name(**options: Any) -> str:
+        (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api", **options))
+        return operation.spec.name
+
+    assert name() == "drop_customer_customers__id__delete"
+    assert name(operation_ids="short") == "drop_customer"
+    assert name(operation_ids="short", rename={"drop_customer": "drop"}) == "drop"
+    with pytest.raises(ValueError, match="operation_ids must be document or short"):
+        name(operation_ids="brief")
 
 
 @settings(deadline=None)

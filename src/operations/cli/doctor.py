@@ -18,14 +18,16 @@ from operations.calls import PendingRequestMap
 from operations.cli.call import read_answer
 from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
+from operations.config.model import OpenAPIEntry
 from operations.contract.events import add_counts
+from operations.contract.specs import OperationSpec
 from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.opening import Access, connect_broker, opened_authority, worker_config
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
-from operations.openapi.source.diagnosis import diagnose
+from operations.openapi.source.diagnosis import diagnose, shortened
 from operations.recorder.graph import CallRecord
 
 State = Literal["ok", "warning", "failed"]
@@ -200,6 +202,7 @@ async def _check_document(document: str, report: Report, *, verbose: bool) -> No
     async with service:
         report("document", "ok", f"{service.title}: {counted(len(service), 'operation')}")
         found = await diagnose(service)
+    _suggest_short_ids("operation ids", [each.spec for each in service], report)
     for operation_id, names in found.unsatisfiable.items():
         words = f"no value satisfies the required {', '.join(names)}"
         report(operation_id, "failed", words)
@@ -267,11 +270,22 @@ async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool)
                 report(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
             else:
                 report(source.label, "ok", words)
+            if isinstance(source.entry, OpenAPIEntry):
+                specs = [spec for spec in hub.registry.specs() if spec.namespace == source.name]
+                _suggest_short_ids(source.label, specs, report)
         for spec in hub.registry.specs():
             if spec.problem is not None:
                 report(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
         if not hub.sources:
             report("sources", "warning", "the config has none")
+
+
+def _suggest_short_ids(what: str, specs: Iterable[OperationSpec], report: Report) -> None:
+    found = shortened(specs)
+    if found:
+        name, short = next(iter(found.items()))
+        words = f"{counted(len(found), 'operation id')} with path and method"
+        report(what, "ok", f'{words}: operation_ids = "short" makes {name} {short}')
 
 
 async def _check_brokers(file: ConfigFile, report: Report) -> None:

@@ -506,6 +506,7 @@ def _separator(node: JSONObject) -> tuple[str, bool]:
 MAX_NAME = 240
 """The longest name of an operation; longer names end in a digest."""
 
+_NOT_WORD = re.compile(r"\W")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -534,6 +535,33 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
             name = _with_digest(name, f"{method} {path}")  # noqa: PLW2901 - the name is what is refined
         wanted[index] = name
     return wanted
+
+
+def short_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return the wanted name of each `(wanted name, method, path)`, without the path and method at its end.
+
+    FastAPI adds them by default. A name that another operation would also have stays as it is.
+    """
+    entries = list(operations)
+    short = [_without_path(*entry) for entry in entries]
+    counts = Counter(short)
+    return [
+        name if counts[name] == 1 else wanted
+        for name, (wanted, _, _) in zip(short, entries, strict=True)
+    ]
+
+
+def _without_path(name: str, method: str, path: str) -> str:
+    """Return `list_users` for `list_users_v1_users_get`, the name of `GET /api/v1/users`."""
+    start = name.removesuffix(f"_{method.lower()}")
+    if start == name:
+        return name
+    # Behind a proxy, the document may have a prefix that FastAPI does not know.
+    for match in re.finditer("/", path):
+        ending = _NOT_WORD.sub("_", path[match.start() :])
+        if start.endswith(ending) and len(start) > len(ending):
+            return start.removesuffix(ending)
+    return name
 
 
 def safe_identifier(text: str) -> str:

@@ -282,6 +282,10 @@ class HTTPServiceConfig(ConnectionConfig):
     rename: Rename | None = None
     """New names: a mapping from names, or a function of each operation."""
 
+    operation_ids: Literal["document", "short"] = "document"
+    """`short` removes the path and the method at the end of operation ids, which FastAPI adds by default
+    (`delete_customer_customers__id__delete`), from every id that then is still unique."""
+
     pagination: PagingRule | None = None
     """The operations that get a subscription to all their pages, and their kind of paging: see `paging`."""
 
@@ -356,6 +360,8 @@ class HTTPServiceConfig(ConnectionConfig):
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
         enforce_policy(self.output, self.input)
+        if self.operation_ids not in ("document", "short"):
+            raise ValueError(f"operation_ids must be document or short, not {self.operation_ids!r}")
         if self.base_url is not None:
             try:
                 origin_of(self.base_url)

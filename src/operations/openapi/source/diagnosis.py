@@ -15,12 +15,12 @@ from operations.base.errors import CallError, DocumentError, SchemaError
 from operations.base.json.values import list_of, object_of, text_of
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.specs import Operation
+from operations.contract.specs import Operation, OperationSpec, source_of
 from operations.io.http.client import header_key, is_owned
 from operations.openapi.reading.document import Description, DocumentOperation, Problem
 from operations.openapi.reading.expected import EMPTY
 from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
-from operations.openapi.reading.model import Model
+from operations.openapi.reading.model import Model, short_names
 from operations.openapi.source.endpoint import Endpoint
 from operations.openapi.source.service import OpenAPIService
 from operations.registry.registry import OperationRegistry
@@ -158,6 +158,17 @@ class Diagnosis:
     """Response examples in the document."""
 
     changed: list[ChangedExample] = field(default_factory=list[ChangedExample])
+
+
+def shortened(specs: Iterable[OperationSpec]) -> dict[str, str]:
+    """Return the names in one namespace that `operation_ids = "short"` would change, and the short names."""
+    entries = [
+        (spec.name, str(spec.meta["method"]), str(spec.meta["path"]))
+        for spec in specs
+        if source_of(spec) == "openapi"
+    ]
+    pairs = zip(entries, short_names(entries), strict=True)
+    return {name: short for (name, _, _), short in pairs if short != name}
 
 
 async def diagnose(service: OpenAPIService) -> Diagnosis:

@@ -42,7 +42,7 @@ from operations.openapi.reading.document import (
 )
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.media import EVENT_STREAM
-from operations.openapi.reading.model import operation_names, safe_identifier
+from operations.openapi.reading.model import operation_names, safe_identifier, short_names
 from operations.openapi.serving.components import (
     AUTHORITY,
     Exported,
@@ -237,10 +237,15 @@ class Importer:
 
     def _names(self, found: list[Declared]) -> list[str]:
         """Return the name of each operation, different from the names of restored operations."""
-        names = operation_names(
+        wanted = [
             (text_of(each.operation.get("operationId")), each.method, each.path)
             for each in (declared.entry for declared in found)
-        )
+        ]
+        if self._config.operation_ids == "short":
+            short = short_names(wanted)
+            pairs = zip(short, wanted, strict=True)
+            wanted = [(name, method, path) for name, (_, method, path) in pairs]
+        names = operation_names(wanted)
         namespace = self._config.namespace
         restored = {each.spec.name for each in self._restored if each.spec.namespace == namespace}
         self._taken = {*names, *restored}
