@@ -179,7 +179,7 @@ class Reply:
     async def send(self, send: Send, *, in_parts: bool = False) -> None:
         """Send the response; with `in_parts`, return only when the client has read nearly all of it."""
         headers = [(b"content-length", b"%d" % len(self.body)), *self.headers, *SAFE]
-        if self.status == 304:
+        if self.status in (204, 304):
             # Omitted, because the response has no body.
             del headers[0]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})

@@ -93,7 +93,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         if self.status is RunStatus.COMPLETED:
             return ResponseEnvelope.from_wire(self.result)
-        raise CallError.from_wire(self.error or {})
+        raise self.failure()
+
+    def failure(self) -> CallError:
+        """Return the error of a run that has ended without a result."""
+        wire: Any = self.error or {}
+        error = CallError.from_wire(wire)
+        error.unexpected = wire.get("unexpected") is True
+        if error.unexpected:
+            error.operation_id = self.operation
+        return error
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -27,7 +27,7 @@ from operations.front.request import CREDENTIAL, IDENTITY, RequestPipeline
 from operations.recorder.graph import CallGraph
 from operations.registry.registry import OperationRegistry
 from operations.server.console import console_routes
-from operations.server.routes import WEBSOCKET_ROUTES, OperationPaths, Router
+from operations.server.routes import RUN_ROUTES, WEBSOCKET_ROUTES, OperationPaths, Router
 from operations.server.signin.identity import SessionResolver, Sessions, any_of
 from operations.server.system import GATEWAY_ROUTES, Pages
 from operations.telemetry.metrics import CallMetrics, front_metrics
@@ -74,6 +74,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             streams.close()
 
     routes = {**GATEWAY_ROUTES, **pages.routes}
+    routes |= {} if registry.run_store is None else RUN_ROUTES
     routes |= WEBSOCKET_ROUTES if config.websocket else {}
     routes |= console_routes() if config.console else {}
     router = Router(

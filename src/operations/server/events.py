@@ -8,7 +8,7 @@ Rule 2: a stream can be resumed if its operation declares `meta={"resume": {"inp
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -96,11 +96,25 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
     """
     # The stream itself detects that its client has disconnected.
     state.timeout.stop()
+    input = Resuming(spec).resume(input, state.headers)  # noqa: A001 - the contract's word
+    await serve_items(
+        state, spec, lambda: state.front.registry.subscribe(spec.id, input, state.context)
+    )
+
+
+async def serve_items(
+    state: RequestState, spec: OperationSpec, open_items: Callable[[], Any]
+) -> None:
+    """Send the items of a stream that `spec` describes, as `serve_events` does.
+
+    Raises:
+        CallError: If the stream failed before the response began.
+        ClientDisconnectedError: If the client has disconnected.
+    """
     resuming = Resuming(spec)
-    input = resuming.resume(input, state.headers)  # noqa: A001 - the contract's word
     state.take_slot(is_stream=True)
     response = _Response(state, spec, resuming)
-    subscription = state.front.registry.subscribe(spec.id, input, state.context)
+    items = open_items()
     front, streams, end = state.front, state.front.open_streams, response.end
     # When the shutdown begins, clients resume such streams elsewhere; others may finish within the grace period.
     with (
@@ -109,7 +123,7 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
             lambda: end(_shutting_down()), is_idle=resuming.is_possible and not streams.is_closing
         ),
     ):
-        await response.run(subscription)
+        await response.run(items)
 
 
 def _shutting_down() -> CallError:

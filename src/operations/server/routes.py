@@ -37,6 +37,7 @@ from operations.front.request import IDENTITY, OPEN, Endpoint, RequestPipeline, 
 from operations.openapi.serving import has_path
 from operations.openapi.serving.query_arguments import QueryArguments
 from operations.server.events import serve_events
+from operations.server.runs import call_run, list_runs, may_be_run, serve_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,10 @@ async def _require_upgrade(_: RequestState) -> Reply:
 
 WEBSOCKET_ROUTES = {"/ws": Route(methods=("GET",), endpoint=_require_upgrade)}
 """Requests without a handshake at the path of the WebSocket."""
+
+
+RUN_ROUTES = {"/runs": Route(methods=("GET",), endpoint=list_runs)}
+"""The list of runs; `serve_run` serves the paths below it."""
 
 
 class Router:
@@ -105,6 +110,8 @@ class Router:
             await self._serve_socket(path, scope, receive, send)
         elif path in self._routes:
             await self._pipeline.serve(scope, receive, send, self._fixed)
+        elif path.startswith("/runs/"):
+            await self._pipeline.serve(scope, receive, send, serve_run)
         elif self._mcp is not None and path in ("/mcp", "/mcp/"):
             # It runs the steps of the pipeline itself.
             await self._mcp(scope, receive, send)
@@ -197,7 +204,13 @@ class _Path:
         value = await self._read(state)
         state.start_work()
         try:
-            envelope = await state.front.registry.execute(self._id, value, context)
+            if may_be_run(state, self._operation):
+                answer = await call_run(state, self._operation, value)
+                if isinstance(answer, Reply):
+                    return answer
+                envelope = answer
+            else:
+                envelope = await state.front.registry.execute(self._id, value, context)
         except asyncio.CancelledError:
             if (error := state.cancelled_elsewhere(self._id)) is None:
                 raise

@@ -37,6 +37,7 @@ from operations.recorder.graph import CallGraph, CallRecord
 from operations.schema import Schema, schema_for, validate_or_raise
 from operations.server.events import serve_events
 from operations.server.routes import Route, read_query
+from operations.server.runs import call_run, may_be_run
 from operations.server.signin.identity import BY_COOKIE, Sessions
 from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
 
@@ -59,7 +60,14 @@ async def _call(state: RequestState) -> Reply:
     wanted = await _read(state, OperationCall)
     state.call_operation(front.find(wanted.operation, state.identity))
     state.start_work()
-    envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
+    operation = front.registry.get(wanted.operation)
+    if operation is not None and may_be_run(state, operation):
+        answer = await call_run(state, operation, wanted.input)
+        if isinstance(answer, Reply):
+            return answer
+        envelope = answer
+    else:
+        envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
     return Reply(200, envelope.encode(), [JSON, _request_id(state)])
 
 
