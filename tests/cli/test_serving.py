@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,63 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
 
     words = b"anyone on this machine may call 2 imported operations (openapi:shop)"
     assert output.count(words) == output.count(b"anyone") == 1
+
+
+async def test_no_exposure_is_pointed_out_if_callers_without_credential_are_rejected(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    paths = {"/a": {"get": {"operationId": "a", "responses": {}}}}
+    (folder / "shop.json").write_text(
+        json.dumps({"openapi": "3.1.0", "servers": [{"url": "https://x.example"}], "paths": paths})
+    )
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[openapi.shop]\ndocument = 'shop.json'\n")
+        config.write("[access.jwt]\nissuer = 'https://issuer.example'\naudience = 'x'\n")
+        config.write("secret = { env = 'ALICE_KEY' }\n")
+    async with started(environment, "serve") as (process, ready):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{ready['url']}/shop/a") as answer,
+        ):
+            status = answer.status
+        process.terminate()
+        output = (await process.communicate())[1]
+
+    assert status == 401
+    assert b"anyone" not in output
+
+
+async def test_every_source_is_printed_when_it_connects_and_then_the_total(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    (folder / "start.py").write_text(
+        "def setup(hub):\n"
+        "    @hub.registry.operation('clock.now', type='query')\n"
+        "    async def now() -> int:\n"
+        "        return 1\n"
+    )
+    config = folder / "operations.toml"
+    config.write_text(
+        "setup = 'start:setup'\n" + config.read_text() + "[openapi.shop]\ndocument = 'shop.json'\n"
+    )
+    paths = {"/a": {"get": {"operationId": "a", "responses": {}}}}
+    (folder / "shop.json").write_text(
+        json.dumps({"openapi": "3.1.0", "servers": [{"url": "https://x.example"}], "paths": paths})
+    )
+    async with started(environment, "serve") as (process, ready):
+        assert process.stderr is not None
+        notes = list[str]()
+        with time_limit(60):
+            while not notes or not notes[-1].startswith("all sources are connected"):
+                line = msgspec.json.decode(await process.stderr.readline())
+                notes += [line["note"]["message"]] if "note" in line else []
+
+    total = 12 + 1 + 1
+    assert ready["operations"] == total
+    assert notes[-1] == f"all sources are connected: {total} operations"
+    assert any(
+        re.fullmatch(r"openapi:shop connected, 1 operation, \d+\.\d s", note) for note in notes
+    )
 
 
 async def test_a_program_serves_in_a_thread(folder: Path, environment: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ from operations.contract.events import CallEvent, RegistryChanged
 from operations.hub import Hub, Source, open_hub
 from operations.hub.app import mcp_server
 from operations.hub.opening import sources_of
-from operations.hub.operations import report
+from operations.hub.operations import reports
 from operations.hub.reloading import following, reload
 from operations.hub.source import Opened, fingerprint
 from operations.hub.supervisor import Supervisor
@@ -377,7 +377,7 @@ async def test_operators_see_that_changed_settings_cannot_be_used(
         written(tmp_path, ENTRY.replace("shop.json", "gone.json"))
         await reload(hub)
         await hub.settled(10)
-        (found,) = map(report, hub.sources)
+        (found,) = reports(hub)
         # The previous connection stays in use.
         assert (found.state, found.operations) == ("connected", 2)
         assert "gone.json" in str(found.problem)
@@ -386,7 +386,7 @@ async def test_operators_see_that_changed_settings_cannot_be_used(
         written(tmp_path, ENTRY)
         await reload(hub)
         await hub.settled(10)
-        (found,) = map(report, hub.sources)
+        (found,) = reports(hub)
         assert (found.problem, found.next_attempt) == (None, None)
 
 

@@ -132,7 +132,7 @@ def _row(spec: OperationSpec, source: Source | None) -> JSONObject:
     return {
         "id": spec.id,
         "type": spec.type.value,
-        "source": "" if source is None else source.label,
+        "source": "setup" if source is None else source.label,
         "title": spec.title,
         "description": spec.description,
         "tags": list(spec.tags),

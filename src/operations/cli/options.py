@@ -17,7 +17,7 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -36,7 +36,7 @@ from rich.text import Text
 
 from operations.base.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
 from operations.base.json.values import list_of, object_of, to_json
-from operations.base.tasks import exit_on_termination
+from operations.base.tasks import cancel_tasks, exit_on_termination
 from operations.base.text import counted, printable, visible, visible_json
 from operations.base.types import JSONObject
 from operations.config import (
@@ -492,6 +492,25 @@ async def open_session(
         if wait:
             await _report_sources(hub, screen, common, wanted)
         yield hub
+
+
+@asynccontextmanager
+async def reporting_sources(hub: Hub, screen: Screen) -> AsyncGenerator[None]:
+    """Print each source when it connects, and the total when all have, during an `async with` block."""
+
+    async def report() -> None:
+        async with aclosing(hub.connected()) as connected:
+            async for source in connected:
+                words = f"{counted(len(source.operations), 'operation')}, {source.seconds:.1f} s"
+                screen.note(f"{source.full_name} connected, {words}")
+        if len(hub.sources) > 1:
+            screen.note(f"all sources are connected: {counted(hub.offered, 'operation')}")
+
+    task = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        await cancel_tasks(task)
 
 
 async def settle(hub: Hub, screen: Screen, common: Common) -> None:

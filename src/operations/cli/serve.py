@@ -8,7 +8,16 @@ from cyclopts import Parameter
 
 from operations.base.tasks import shutdown_event
 from operations.base.text import counted
-from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_session, settle
+from operations.cli.options import (
+    DEFAULTS,
+    PORT,
+    Common,
+    Screen,
+    command,
+    open_session,
+    reporting_sources,
+    settle,
+)
 from operations.config import ConfigFile
 from operations.hub import Hub
 from operations.hub import app as serving
@@ -64,9 +73,11 @@ async def serve(
                     hub.reload_others = process.reload_all
                     process.is_ready(end=shutdown.set)
                 if process is None or process.announces:
+                    await stack.enter_async_context(reporting_sources(hub, screen))
                     await settle(hub, screen, common)
                     announce(url, entry_points, hub, screen)
-                    _point_out_open(config.host, hub, screen)
+                    if app.state.pipeline.front.serves_anonymous():
+                        _point_out_open(config.host, hub, screen)
                     screen.note("press Ctrl-C to stop")
                 await shutdown.wait()
             if process is None:

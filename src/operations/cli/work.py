@@ -29,6 +29,7 @@ from operations.cli.options import (
     encoded,
     local_time,
     open_session,
+    reporting_sources,
     settle,
 )
 from operations.config import ConfigFile
@@ -86,6 +87,7 @@ async def work(
                 serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
                 following(hub, {f"broker:{chosen}": lambda: target.is_connected}),
                 _shown(hub, worker, host, port) as url,
+                reporting_sources(hub, screen),
             ):
                 hub.on_reload.append(lambda: worker.limit(limits_of(hub.file)))
                 with shutdown_event() as shutdown:

@@ -21,6 +21,7 @@ from anyio import move_on_after
 
 from operations.authority.grants import PREFIX, GrantError
 from operations.base.errors import CallError, ErrorCode, operation_not_found
+from operations.base.tasks import cancel_tasks
 from operations.base.text import suggestion
 from operations.config import FILE_NAME, ConfigFile, load_config
 from operations.contract.access import Identity
@@ -48,6 +49,13 @@ from operations.tools.config import ToolConfig
 from operations.tools.settings import configure_tools
 
 __all__ = ["ALL", "Hub", "Source", "SourceFilter", "SourceState", "open_hub"]
+
+_OWN = ("approvals", "hub", "results")
+"""The namespaces of operations that the hub itself adds."""
+
+_FAILED = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.EXECUTION_ERROR})
+_ALL_FAILED = 5
+"""Calls that must fail, with one of these codes and without a success, before a source counts as failing."""
 
 _START_SECONDS = 30.0
 """Seconds that a hub is not ready because its sources are connecting for the first time."""
@@ -96,6 +104,10 @@ class Hub:
 
         self._removed: list[Supervisor] = []
         self._started_at = monotonic()
+        self._judged: dict[str, tuple[int, int]] = {}
+        """The answered calls of each source, and the failed ones at that time, by full name."""
+        # Removed with the registry.
+        registry.count_calls(time_all=False)
         self._by_id: dict[str, Source] = {}
         self._indexed = -1
 
@@ -164,6 +176,22 @@ class Hub:
                 await asyncio.gather(*(each.attempted() for each in some))
         _start(started)
 
+    async def connected(self) -> AsyncGenerator[Source]:
+        """Yield each enabled source when it has connected for the first time; end when all have."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Queue[Source]()
+        waiting = [each for each in self.supervisors if each.source.is_enabled]
+
+        async def wait(supervisor: Supervisor) -> None:
+            await supervisor.connected.wait()
+            ready.put_nowait(supervisor.source)
+
+        tasks = [loop.create_task(wait(each)) for each in waiting]
+        try:
+            for _ in tasks:
+                yield await ready.get()
+        finally:
+            await cancel_tasks(*tasks)
+
     async def settled(self, seconds: float) -> None:
         """Wait until each source has connected or failed, for at most this many seconds."""
         enabled = [each for each in self.supervisors if each.source.is_enabled]
@@ -230,8 +258,11 @@ class Hub:
 
     @property
     def offered(self) -> int:
-        """The number of operations of all sources."""
-        return sum(len(source.operations) for source in self.sources)
+        """The number of operations of all sources and of the function `setup`."""
+        return sum(
+            self.source_of(spec.id) is not None or spec.namespace not in _OWN
+            for spec in self.registry.specs()
+        )
 
     def has_namespace(self, namespace: str) -> bool:
         """Return whether a source is called `namespace` or has operations in it."""
@@ -255,6 +286,34 @@ class Hub:
             namespace == source.name or (source.kind == "broker" and source.opened is None)
             for source in self.absent()
         )
+
+    def failing(self) -> dict[str, str]:
+        """Return the connected sources whose calls all fail, by full name, with the last reason.
+
+        All calls since the last success that an earlier look has seen: a description that can be read says nothing
+        about whether the API behind it works, or accepts our credential.
+        """
+        outcomes: dict[str, list[int]] = {}
+        codes: dict[str, str] = {}
+        for operation_id, series in self.registry.counters or ():
+            source = self.source_of(operation_id)
+            if source is None or source.kind == "local":
+                continue
+            found = outcomes.setdefault(source.full_name, [0, 0])
+            found[0] += series.untimed
+            for code, count in series.codes.items():
+                found[code in _FAILED] += count
+                if code in _FAILED:
+                    codes[source.full_name] = code
+        failing: dict[str, str] = {}
+        for name, (answered, failed) in outcomes.items():
+            before, base = self._judged.get(name, (0, 0))
+            if answered > before:
+                base = failed
+            self._judged[name] = answered, base
+            if failed - base >= _ALL_FAILED:
+                failing[name] = f"all of its last {failed - base} calls failed, with {codes[name]}"
+        return failing
 
     @property
     def is_starting(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from time import time
 from typing import Any
@@ -20,6 +20,7 @@ from operations.hub import Hub
 from operations.hub.reloading import reload
 from operations.hub.source import (
     Source,
+    SourceState,
 )
 from operations.hub.supervisor import Supervisor
 from operations.telemetry.metrics import group_metrics, source_metrics
@@ -50,7 +51,8 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kind: str
 
     state: str
-    """`connecting`, `connected`, `disconnected` or `disabled`."""
+    """`connecting`, `connected`, `failing` (connected, but all of its last calls failed), `disconnected` or
+    `disabled`."""
 
     operations: int
     """The number of operations of the source."""
@@ -63,21 +65,29 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """When the next connection attempt is made, in Unix ms."""
 
 
-def report(source: Source) -> SourceReport:
-    """Return the operator's view of a source."""
+def report(source: Source, failing: Mapping[str, str]) -> SourceReport:
+    """Return the operator's view of a source; `failing` are the sources whose calls all fail, with the reason."""
     now, opens_at = asyncio.get_running_loop().time(), source.next_attempt
-    problem = source.problem
+    state, problem = source.state, source.problem
+    if state is SourceState.CONNECTED and source.full_name in failing:
+        state, problem = SourceState.FAILING, failing[source.full_name]
     if problem is None and source.failure is not None:
         problem = f"the previous connection is in use, because it cannot be opened again: {source.failure}"
     return SourceReport(
         name=source.name,
         kind=source.kind,
-        state=source.state,
+        state=state,
         operations=len(source.operations),
         problem=problem,
         # Rounded to tenths of a second, so that the difference of two clocks does not make equal reports differ.
         next_attempt=None if opens_at is None else 100 * round(10 * (time() + opens_at - now)),
     )
+
+
+def reports(hub: Hub) -> list[SourceReport]:
+    """Return the operator's view of all sources."""
+    failing = hub.failing()
+    return [report(source, failing) for source in hub.sources]
 
 
 def control_operations(hub: Hub) -> list[Any]:
@@ -91,12 +101,12 @@ def control_operations(hub: Hub) -> list[Any]:
             message = f"{name!r} does not name one source; the sources are: {names}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
         await action(supervisor)
-        return report(supervisor.source)
+        return report(supervisor.source, hub.failing())
 
     @operation(SOURCES, type="query", scopes=[SCOPE], authority=True)
     async def sources() -> list[SourceReport]:
         """List the sources of this hub and their states."""
-        return [report(source) for source in hub.sources]
+        return reports(hub)
 
     @operation("hub.watch", scopes=[SCOPE], authority=True)
     async def watch() -> AsyncGenerator[list[SourceReport]]:
@@ -104,7 +114,7 @@ def control_operations(hub: Hub) -> list[Any]:
         sent: list[SourceReport] | None = None
         # It must not keep the server from shutting down.
         while hub.is_up:
-            found = [report(source) for source in hub.sources]
+            found = reports(hub)
             if found != sent:
                 sent = found
                 yield found
@@ -146,7 +156,7 @@ def control_operations(hub: Hub) -> list[Any]:
             message = f"The config cannot be used, so the previous one stays in effect: {error}"
             raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
         hub.reload_others()
-        return [report(source) for source in hub.sources]
+        return reports(hub)
 
     if hub.file.config.serve.processes > 1:
         # The others would only change the sources of one process.
@@ -216,7 +226,10 @@ async def _report(source: Source) -> BrokerReport:
 
 async def collect_source_metrics(hub: Hub) -> bytes:
     """Return the states of the enabled sources, as metrics."""
-    return source_metrics({each.full_name: each.state for each in hub.sources if each.is_enabled})
+    failing = hub.failing()
+    return source_metrics(
+        {each.full_name: report(each, failing).state for each in hub.sources if each.is_enabled}
+    )
 
 
 async def collect_group_metrics(hub: Hub) -> bytes:

@@ -27,6 +27,9 @@ class SourceState(StrEnum):
     DISCONNECTED = "disconnected"
     DISABLED = "disabled"
 
+    FAILING = "failing"
+    """Connected, but all of its last calls failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListedServer:

@@ -66,6 +66,8 @@ class Supervisor:
         self._given_warnings = source.warnings
         self._attempts = 0
         self._is_attempting = self._is_outdated = False
+        self.connected = asyncio.Event()
+        """Set when the source has been connected once."""
         self._attempted = asyncio.Event()
         self._again = asyncio.Event()
         self._closing = asyncio.Event()
@@ -192,6 +194,7 @@ class Supervisor:
         if source.failure is not None:
             logger.info("%s is connected", source.label)
         source.failure = None
+        self.connected.set()
         self._backoff.reset()
         if old is not None:
             self._retire(old)

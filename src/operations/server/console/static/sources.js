@@ -7,7 +7,7 @@ import { el, fill, plain } from "./dom.js";
 import { stringify } from "./json.js";
 import { button, LivePage } from "./live.js";
 
-const LOOKS = { connected: "good", disconnected: "bad", connecting: "live" };
+const LOOKS = { connected: "good", disconnected: "bad", failing: "bad", connecting: "live" };
 
 /** The page of sources. */
 export class SourcesPage extends LivePage {
@@ -68,7 +68,7 @@ class Row {
     const isDisabled = source.state === "disabled";
     const isRetried = source.state === "disconnected";
     fill(this.state, isRetried ? "retrying" : source.state).className = `chip ${LOOKS[source.state] ?? ""}`;
-    const problem = isRetried || source.state === "connected" ? (source.problem ?? null) : null;
+    const problem = isRetried || source.state === "connected" || source.state === "failing" ? (source.problem ?? null) : null;
     fill(this.problem, problem === null ? null : plain(problem)).hidden = problem === null;
     const at = source.nextAttempt ?? null;
     fill(this.next, at === null ? null : `Next attempt at ${new Date(at).toLocaleTimeString()}`).hidden = at === null;
