@@ -732,7 +732,7 @@ def test_secrets_are_read_when_needed_and_shown_nowhere(
     assert file.secret(Secret(env="A")) == "CANARY"
     assert file.secret(Secret(file="key.txt")) == "k3y"
     assert "k3y" not in repr(file)
-    with pytest.raises(ConfigError, match="SHOP_TOKEN is not set"):
+    with pytest.raises(ConfigError, match="SHOP_TOKEN, which is not set"):
         file.secret(Secret(env="SHOP_TOKEN"))
     with pytest.raises(ConfigError, match="cannot be read"):
         file.secret(Secret(file="nope.txt"))

@@ -123,7 +123,7 @@ async def test_a_file_that_changes_all_the_time_is_read_nevertheless(
     path = written(tmp_path, ENTRY)
     async with open_hub(path) as hub:
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 7\n")
-        monkeypatch.setattr("operations.hub.operations.modified_at", change)
+        monkeypatch.setattr("operations.hub.reloading.modified_at", change)
         with time_limit(10):
             await reload(hub)
         assert hub.file.config.limits.timeout == 7

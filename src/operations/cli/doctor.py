@@ -25,7 +25,13 @@ from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
-from operations.hub.opening import Access, connect_broker, opened_authority, worker_config
+from operations.hub.opening import (
+    Access,
+    connect_broker,
+    opened_authority,
+    unused_public_url,
+    worker_config,
+)
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.source.diagnosis import diagnose, shortened
 from operations.recorder.graph import CallRecord
@@ -55,6 +61,7 @@ _CAUTION = (
 _MAX_CREDENTIAL = 64 * 1024
 
 _BROKER_SECONDS = 8
+_MARGIN_SECONDS = 3
 """Longer than the connection timeout, so that a failed connection reports its reason first."""
 
 
@@ -178,6 +185,8 @@ async def _check_all(common: Common, report: Report) -> None:
             report("config", "failed", str(issue))
         return
     report("config", "ok", str(file.path))
+    if unused := unused_public_url(file):
+        report("serve.public_url", "warning", unused)
     has_secrets = _check_secrets(file, report)
     try:
         await _check_sources(file, report, has_secrets=has_secrets)
@@ -245,13 +254,16 @@ def _check_secrets(file: ConfigFile, report: Report) -> bool:
         try:
             file.secret(secret)
         except ConfigError as error:
-            report(".".join(map(str, path)), "failed", error.issues[0].message)
+            issue = error.issues[0]
+            place = issue.file if issue.line is None else f"{issue.file}:{issue.line}"
+            report(".".join(map(str, path)), "failed", f"{issue.message} See {place}.")
             is_complete = False
     return is_complete
 
 
 async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool) -> None:
-    async with open_hub(file) as hub:
+    # Each source has its own limit, `connect_timeout`, which its error names: slow starters need it.
+    async with open_hub(file, wait=None) as hub:
         if has_secrets:
             try:
                 _ = hub.access
@@ -293,7 +305,8 @@ async def _check_brokers(file: ConfigFile, report: Report) -> None:
         if not entry.enabled:
             continue
         try:
-            with anyio.fail_after(_BROKER_SECONDS):
+            allowed = entry.options.get("connect_timeout", 0)
+            with anyio.fail_after(max(_BROKER_SECONDS, allowed + _MARGIN_SECONDS)):
                 async with (
                     connect_broker(entry, file) as target,
                     # Check that the permissions at the broker allow us to receive a reply.
@@ -302,7 +315,8 @@ async def _check_brokers(file: ConfigFile, report: Report) -> None:
                     pass
             report(f"broker {name}", "ok", entry.url)
         except (OperationsError, OSError, TimeoutError) as error:
-            report(f"broker {name}", "failed", str(error) or "no answer")
+            late = "no answer; if it only needs more time, increase connect_timeout"
+            report(f"broker {name}", "failed", str(error) or late)
 
 
 def _check_trace(file: ConfigFile, report: Report) -> None:

@@ -82,6 +82,9 @@ async def list_operations(
         elif not chosen and screen.is_terminal:
             is_all = not (words or namespace or tag or type or source)
             screen.note("there are no operations yet" if is_all else "nothing matches")
+        if any(each.kind == "local" for each in hub.absent()):
+            # A module that does not exist is an error of the config, which no retry mends.
+            return ExitCode.CONFIG
         # The requested source, or a source with the requested namespace, may be absent.
         is_absent = not wanted.is_all and hub.absent(None if source else namespace)
         return ExitCode.UNAVAILABLE if is_absent and not chosen else None

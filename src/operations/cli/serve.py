@@ -22,6 +22,7 @@ from operations.config import ConfigFile
 from operations.hub import Hub
 from operations.hub import app as serving
 from operations.hub.journal import writing_logs
+from operations.hub.opening import unused_public_url
 from operations.hub.processes import Process, supervise
 from operations.hub.reloading import following
 from operations.server.http11.running import GRACE, is_loopback, listen
@@ -78,6 +79,8 @@ async def serve(
                     announce(url, entry_points, hub, screen)
                     if app.state.pipeline.front.serves_anonymous():
                         _point_out_open(config.host, hub, screen)
+                    if unused := unused_public_url(hub.file):
+                        screen.warn(f"serve.public_url {unused}")
                     screen.note("press Ctrl-C to stop")
                 await shutdown.wait()
             if process is None:

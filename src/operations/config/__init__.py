@@ -68,24 +68,29 @@ class ConfigFile:
         """Return a path of the file as an absolute path."""
         return self.folder / expanded(path)
 
-    def secret(self, secret: Secret) -> str:
-        """The secret itself.
+    def secret(self, secret: Secret, key: KeyPath | None = None) -> str:
+        """The secret itself; `key` is where the file names it, if that is known.
 
         Raises:
             ConfigError: If it cannot be read; the message names the place, never the secret.
         """
+
+        def missing(message: str) -> ConfigError:
+            named = (path for path, each in self.secrets() if each == secret)
+            return self.error(message, next(named, ()) if key is None else key)
+
         if secret.env is not None:
             found = os.environ.get(secret.env)
             if not found:
-                raise self.error(f"the environment variable {secret.env} is not set.")
+                raise missing(f"needs the environment variable {secret.env}, which is not set.")
             return found
         path = self.resolve(secret.file or "")
         try:
             found = read_small(path).decode("utf-8-sig").strip()
         except (OSError, ValueError):
-            raise self.error(f"the secret in {path} cannot be read.") from None
+            raise missing(f"needs the secret in {path}, which cannot be read.") from None
         if not found:
-            raise self.error(f"the secret in {path} is empty.")
+            raise missing(f"needs the secret in {path}, which is empty.")
         return found
 
     def secrets(self) -> list[tuple[KeyPath, Secret]]:
@@ -127,17 +132,36 @@ class ConfigFile:
         """
         paths = (path for path, each in entries_of(self.config) if each is entry)
 
-        def reveal(secret: Secret, _: KeyPath) -> str:
-            found = self.secret(secret)
+        def reveal(secret: Secret, key: KeyPath) -> str:
+            found = self.secret(secret, key)
             if revealed is not None:
                 revealed.append(found)
             return found
 
         return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
 
-    def error(self, message: str, key: str = "") -> ConfigError:
-        """Return an error for a file, address or module that this config names and that cannot be used."""
-        return ConfigError([ConfigIssue(_shown(self.path or Path(FILE_NAME)), None, key, message)])
+    def error(self, message: str, key: str | KeyPath = "") -> ConfigError:
+        """Return an error for a file, address or module that this config names and that cannot be used.
+
+        Args:
+            message: What is wrong with it.
+            key: The key that names it, in dotted form if none of its parts contains a dot.
+        """
+        path = tuple(key.split(".")) if isinstance(key, str) and key else key or ()
+        place = _shown(self.path or Path(FILE_NAME))
+        line = self._line(path) if path else None
+        return ConfigError(
+            [ConfigIssue(place, line, key if isinstance(key, str) else written(key), message)]
+        )
+
+    def _line(self, key: KeyPath) -> int | None:
+        """Return the line of a key, as far as the file can still be read."""
+        if self.path is None:
+            return None
+        try:
+            return KeyLines(_text(self.path)).line(key)
+        except ConfigError:
+            return None
 
 
 def find_config(start: Path) -> Path | None:

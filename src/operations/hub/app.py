@@ -54,6 +54,9 @@ def listen_config(
 ) -> ListenConfig:
     """Return the address of a table of a config, by default `[serve]`, unless `host` and `port` replace it."""
     options = file.options(ListenConfig, file.config.serve if table is None else table)
+    for name in ("certificate", "certificate_key"):
+        if options.get(name) is not None and table is None:
+            file.existing(str(options[name]), f"serve.{name}")
     given = {"host": host, "port": port}
     options |= {key: value for key, value in given.items() if value not in (None, "")}
     return ListenConfig(**options)

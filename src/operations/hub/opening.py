@@ -144,11 +144,16 @@ def open_modules(module: str, file: ConfigFile) -> Opened:
     """Scan a package, a folder or a file.
 
     Raises:
-        FileNotFoundError: If it does not exist.
+        ConfigError: If it does not exist.
     """
     path = file.resolve(module)
     with _importing_beside(file):
-        found = scan_operations(path if path.exists() else module)
+        try:
+            found = scan_operations(path if path.exists() else module)
+        except FileNotFoundError as error:
+            # The message begins with the name of the module, which is the value of the key.
+            at = ("modules", file.config.modules.index(module))
+            raise file.error(f"is wrong: {error}.", at) from None
     return Opened(operations=found, origin=module, skipped=list(found.skipped))
 
 
@@ -393,6 +398,15 @@ def serves_anonymous(file: ConfigFile) -> bool:
     return access.jwt is None if access.anonymous is None else access.anonymous
 
 
+def unused_public_url(file: ConfigFile) -> str:
+    """Return why `public_url` does less than an operator expects; empty if it is in order."""
+    access = file.config.access
+    is_set = bool(file.config.serve.options.get("public_url"))
+    if not is_set or access.jwt is not None or access.authorization_servers or file.config.setup:
+        return ""
+    return "offers no sign-in without [access.jwt]: only its host name is accepted"
+
+
 class Access:
     """The callers of `[access]`, which can change while a hub runs.
 
@@ -463,8 +477,9 @@ def grants_of(file: ConfigFile, **options: Any) -> Grants | None:
     entry = file.config.access.grants
     if entry is None:
         return None
+    key = file.secret(entry.key)
     try:
-        return Grants(file.secret(entry.key), **options)
+        return Grants(key, **options)
     except ValueError as error:
         raise file.error(f"cannot be used: {error}", "access.grants.key") from error
 
