@@ -17,6 +17,7 @@ from tests.limits import scaled
 
 from operations import AccessControl, Schema
 from operations.authority import ApprovalRule
+from operations.calls.kind import BrokerEntry
 from operations.cli.setup import starter
 from operations.config import (
     Config,
@@ -31,24 +32,22 @@ from operations.config import (
 from operations.config.checks import KeyLines
 from operations.config.model import (
     AuditEntry,
-    BrokerEntry,
-    Entry,
     JWTEntry,
     KeyEntry,
     LimitsEntry,
     LogEntry,
-    MCPEntry,
-    OpenAPIEntry,
     ServeEntry,
     TelemetryEntry,
     ToolEntry,
     WorkEntry,
+    config_class,
     entries_of,
 )
 from operations.contract.options import MISSING, _options, file_class, keys_of
 from operations.front.config import MCPServerSettings, ServerConfig
-from operations.hub.opening import client_config, service_config
+from operations.hub.place import HubPlace
 from operations.mcp.config import MCPClientConfig, read_servers
+from operations.mcp.kind import MCPEntry, client_config
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,
@@ -61,6 +60,8 @@ from operations.openapi import (
     RefreshToken,
     URLPaging,
 )
+from operations.openapi.kind import OpenAPIEntry, service_config
+from operations.sources.contract import Entry, SourceEntry
 from operations.sources.credentials import TokenExchange
 from operations.tools import ToolConfig
 
@@ -130,10 +131,10 @@ def test_a_config_with_everything_becomes_frozen_dataclasses(folder: Path) -> No
     config = parse_config(FULL, folder / "operations.toml")
 
     assert config.modules == ("ops", "app.tasks")
-    assert config.openapi["shop"].scopes == ("shop:use",)
-    assert config.openapi["shop"].options["auth"]["token"] == {"env": "SHOP_TOKEN"}
-    assert config.mcp["remote"].token == Secret(env="REMOTE_TOKEN")
-    assert config.mcp["files"].options["args"] == ["--root", "."]
+    assert config.tables("openapi")["shop"].scopes == ("shop:use",)
+    assert config.tables("openapi")["shop"].options["auth"]["token"] == {"env": "SHOP_TOKEN"}
+    assert config.tables("mcp")["remote"].token == Secret(env="REMOTE_TOKEN")
+    assert config.tables("mcp")["files"].options["args"] == ["--root", "."]
     assert config.access.keys["alice"].options["resources"] == {"project:1": ["read"]}
     assert config.access.jwt is not None
     assert config.access.jwt.options["audience"] == "hub"
@@ -144,7 +145,7 @@ def test_a_config_with_everything_becomes_frozen_dataclasses(folder: Path) -> No
 
 
 def test_an_empty_file_is_a_config(tmp_path: Path) -> None:
-    assert parse_config("", tmp_path / "operations.toml") == Config()
+    assert parse_config("", tmp_path / "operations.toml") == config_class()()
 
 
 def test_a_whole_number_with_a_decimal_point_is_an_integer(tmp_path: Path) -> None:
@@ -658,7 +659,7 @@ def test_a_date_without_quotes_is_a_text(folder: Path) -> None:
 
     config = parse_config(text, folder / "operations.toml")
 
-    assert config.mcp["files"].options["version"] == "2025-11-25"
+    assert config.tables("mcp")["files"].options["version"] == "2025-11-25"
 
 
 @pytest.mark.parametrize(
@@ -862,7 +863,11 @@ def settable() -> Iterator[tuple[Any, Any, str]]:
 
 def test_every_table_is_tried() -> None:
     """A table that is added to the config is also added to these tests."""
-    assert {each.__name__ for each in Entry.__subclasses__()} == {e.__name__ for e in ENTRIES}
+    assert {
+        each.__name__
+        for each in (*Entry.__subclasses__(), *SourceEntry.__subclasses__())
+        if each.__name__ != "SourceEntry"
+    } == {e.__name__ for e in ENTRIES}
 
 
 def nested(classes: set[Any]) -> set[Any]:
@@ -908,9 +913,9 @@ def built(entry: Any, table: dict[str, Any], folder: Path, cls: Any = None) -> A
     path = folder / "operations.toml"
     file = ConfigFile(config=parse_config(ENTRIES[entry] + lines, path), path=path)
     if entry is OpenAPIEntry:
-        return service_config("a", file.config.openapi["a"], file)
+        return service_config("a", file.config.tables("openapi")["a"], HubPlace(file))
     if entry is MCPEntry:
-        return client_config("a", file.config.mcp["a"], file)
+        return client_config("a", file.config.tables("mcp")["a"], HubPlace(file))
     found = next(each for _, each in entries_of(file.config) if type(each) is entry)
     named = {"id": "a"} if entry is KeyEntry else {}
     return cls(**file.options(cls, found), **named)
@@ -1051,7 +1056,7 @@ def test_certificate_paths_are_relative_to_the_file_and_errors_affect_only_their
     file = ConfigFile(config=parse_config(text, path), path=path)
 
     with pytest.raises(ValueError, match=re.escape(str(folder / "ca.pem"))):
-        service_config("a", file.config.openapi["a"], file)
+        service_config("a", file.config.tables("openapi")["a"], HubPlace(file))
 
     for key in CERTIFICATES:
         assert keys_of(HTTPServiceConfig)[key].type == str | None
@@ -1075,7 +1080,7 @@ def test_a_file_without_apis_and_servers_does_not_import_them(tmp_path: Path) ->
     path.write_text("[limits]\nburst = 7\n[mcp.a]\ncommand = 'x'\n")
     code = (
         f"import sys; from pathlib import Path; from operations.config import load_config; "
-        f"load_config(Path({str(path)!r})); print({{'operations.openapi', 'mcp', 'aiohttp'}} & set(sys.modules))"
+        f"load_config(Path({str(path)!r})); print({{'operations.openapi.source', 'mcp', 'aiohttp'}} & set(sys.modules))"
     )
 
     done = subprocess.run(
@@ -1144,7 +1149,7 @@ def test_a_program_with_a_space_in_its_path_is_beside_the_file(tmp_path: Path) -
     path = tmp_path / "operations.toml"
     path.write_text('[mcp.a]\ncommand = "./my tool"\n')
 
-    assert load_config(path).config.mcp["a"].options == {"command": "./my tool"}
+    assert load_config(path).config.tables("mcp")["a"].options == {"command": "./my tool"}
 
 
 @pytest.mark.parametrize(

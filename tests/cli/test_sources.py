@@ -27,8 +27,11 @@ from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_co
 from operations.hub import Hub, open_hub
 from operations.hub.app import build_app
 from operations.hub.journal import remember_ids
-from operations.hub.opening import Access, client_config, service_config
+from operations.hub.opening import Access
+from operations.hub.place import HubPlace
+from operations.mcp.kind import client_config
 from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
+from operations.openapi.kind import service_config
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.server.http11.running import running
@@ -76,7 +79,7 @@ def test_an_api_gets_its_credentials_and_reveals_none(
         """,
     )
 
-    config = service_config("shop", file.config.openapi["shop"], file)
+    config = service_config("shop", file.config.tables("openapi")["shop"], HubPlace(file))
 
     assert config.auth == HTTPAuth(type="apiKey", token=SECRET, header_name="X-Key")
     assert config.headers == {"X-Secret": SECRET, "X-Plain": "hub"}
@@ -108,7 +111,10 @@ def test_a_server_gets_its_secrets_and_reveals_none(
         """,
     )
 
-    near, far = (client_config(name, file.config.mcp[name], file) for name in ("near", "far"))
+    near, far = (
+        client_config(name, file.config.tables("mcp")[name], HubPlace(file))
+        for name in ("near", "far")
+    )
 
     assert near.env == {"TOKEN": SECRET, "MODE": "fast"}
     assert near.cwd == folder
@@ -538,7 +544,10 @@ command = "c"
 """
     path = folder / "operations.toml"
     file = ConfigFile(config=parse_config(text, path), path=path)
-    found = [service_config(name, file.config.openapi[name], file).concurrency for name in "ab"]
+    found = [
+        service_config(name, file.config.tables("openapi")[name], HubPlace(file)).concurrency
+        for name in "ab"
+    ]
 
     assert found == [6, 5]
-    assert client_config("c", file.config.mcp["c"], file).concurrency == 6
+    assert client_config("c", file.config.tables("mcp")["c"], HubPlace(file)).concurrency == 6

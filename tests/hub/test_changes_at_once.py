@@ -36,10 +36,12 @@ from operations.hub.app import mcp_server
 from operations.hub.opening import sources_of
 from operations.hub.operations import reports
 from operations.hub.reloading import following, reload
-from operations.hub.source import Opened, fingerprint
+from operations.hub.source import fingerprint
 from operations.hub.supervisor import Supervisor
 from operations.mcp import MCPClient, to_mcp
+from operations.mcp.kind import KIND as MCP_KIND
 from operations.server.http11.running import running
+from operations.sources.contract import Opened
 
 OPERATOR = OperationContext(trusted=True)
 SERVER = Path(__file__).with_name("tool_server.py")
@@ -135,13 +137,13 @@ async def test_a_change_while_the_file_is_read_is_noticed(
     path = written(tmp_path, ENTRY)
 
     def load_and_change(path: Path) -> ConfigFile:
-        monkeypatch.setattr("operations.hub.operations.load_config", load_config)
+        monkeypatch.setattr("operations.hub.reloading.load_config", load_config)
         found = load_config(path)
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 8\n")
         return found
 
     async with open_hub(path) as hub, following(hub):
-        monkeypatch.setattr("operations.hub.operations.load_config", load_and_change)
+        monkeypatch.setattr("operations.hub.reloading.load_config", load_and_change)
         written(tmp_path, f"{ENTRY}[limits]\ntimeout = 7\n")
         await reload(hub)
         assert hub.file.config.limits.timeout == 7
@@ -189,7 +191,7 @@ class Service:
 
     def supervised(self, registry: OperationRegistry, drain_seconds: float = 60) -> Supervisor:
         return Supervisor(
-            Source(kind="mcp", name="tools"),
+            Source(of=MCP_KIND, name="tools"),
             self.open,
             registry,
             owner=lambda _: "this process",
@@ -226,7 +228,7 @@ async def test_a_source_closes_while_an_attempt_to_replace_it_ends() -> None:
         raise AssertionError
 
     registry = OperationRegistry()
-    source = Source(kind="mcp", name="tools")
+    source = Source(of=MCP_KIND, name="tools")
     supervisor = Supervisor(source, connect, registry, owner=lambda _: "", drain_seconds=60)
     with time_limit(20):
         await supervisor.open_again()
@@ -360,7 +362,7 @@ async def test_a_library_that_cancels_itself_does_not_end_the_retries() -> None:
         return await service.open(source)
 
     supervisor = Supervisor(
-        Source(kind="mcp", name="tools"), connect, registry, owner=str, drain_seconds=60
+        Source(of=MCP_KIND, name="tools"), connect, registry, owner=str, drain_seconds=60
     )
     with time_limit(20):
         await supervisor.open_again()
@@ -787,7 +789,7 @@ async def test_a_server_that_is_disabled_or_replaced_no_longer_changes_the_regis
         return Opened(operations=client, origin="here", close=client.aclose)
 
     supervisor = Supervisor(
-        Source(kind="mcp", name="raw"), connect, registry, owner=lambda _: "it", drain_seconds=60
+        Source(of=MCP_KIND, name="raw"), connect, registry, owner=lambda _: "it", drain_seconds=60
     )
 
     async def change(client: MCPClient, tool: str) -> None:

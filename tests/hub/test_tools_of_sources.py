@@ -116,7 +116,7 @@ output = "warn"
 
 def find(hub: Hub, source: str, name: str) -> str:
     """Return the id of an operation; of an API, the one that is a query."""
-    name = f"{name}_get" if source == "api" else name
+    name = f"{name}.get" if source == "api" else name
     [found] = [
         spec.id
         for spec in hub.registry.specs()

@@ -27,8 +27,9 @@ from operations.calls import from_calls
 from operations.config import ConfigError, load_config
 from operations.contract.context import NO_CALL
 from operations.hub import open_hub
-from operations.hub.opening import client_config
+from operations.hub.place import HubPlace
 from operations.mcp import MCPClientConfig
+from operations.mcp.kind import client_config
 from operations.mcp.shared.failures import redactor_for
 from operations.openapi import to_openapi
 from operations.pubsub.websocket import connect_websocket
@@ -415,7 +416,10 @@ def test_two_tables_with_the_same_address_do_not_share_tokens(tmp_path: Path) ->
         'url = "https://a.example/mcp"\nlogin = { store = "eve.json" }\n'
     )
     file = load_config(path)
-    logins = [client_config(name, entry, file).login for name, entry in file.config.mcp.items()]
+    logins = [
+        client_config(name, entry, HubPlace(file)).login
+        for name, entry in file.config.tables("mcp").items()
+    ]
     stores = [login.store for login in logins if login is not None]
 
     assert len(set(stores)) == 3
@@ -438,7 +442,7 @@ headers.X-Room = {{env = "ROOM"}}
 """
     (tmp_path / "operations.toml").write_text(text)
     file = load_config(tmp_path / "operations.toml")
-    redactor = redactor_for(client_config("far", file.config.mcp["far"], file))
+    redactor = redactor_for(client_config("far", file.config.tables("mcp")["far"], HubPlace(file)))
 
     assert redactor.redact("acme a-text-of-23-characters blue") == "acme *** ***"
     key = MCPClientConfig(url="http://127.0.0.1:1/mcp", headers={"X-Api-Key": "k3y4"})

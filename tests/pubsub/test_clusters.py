@@ -34,8 +34,9 @@ from tests.servers import (
 
 from operations.base.errors import TransportError
 from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.kind import connect_broker
 from operations.config import load_config
-from operations.hub.opening import connect_broker
+from operations.hub.place import HubPlace
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.registry import OperationRegistry
@@ -342,7 +343,7 @@ async def calling_from_file(folder: Path, settings: str) -> AsyncGenerator[Pendi
     file = load_config(path)
 
     def connect(_: str) -> Any:
-        return connect_broker(file.config.brokers["main"], file)
+        return connect_broker(file.config.tables("brokers")["main"], HubPlace(file))
 
     async with calling("", connect) as calls:
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3

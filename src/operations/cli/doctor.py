@@ -15,24 +15,20 @@ from operations import __version__
 from operations.base.errors import DocumentError, OperationsError
 from operations.base.text import counted
 from operations.calls import PendingRequestMap
+from operations.calls.kind import connect_broker, worker_config
 from operations.cli.call import read_answer
 from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import OpenAPIEntry
 from operations.contract.events import add_counts
 from operations.contract.specs import OperationSpec
 from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
-from operations.hub.opening import (
-    Access,
-    connect_broker,
-    opened_authority,
-    unused_public_url,
-    worker_config,
-)
+from operations.hub.opening import Access, opened_authority, unused_public_url
+from operations.hub.place import HubPlace
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
+from operations.openapi.kind import OpenAPIEntry
 from operations.openapi.source.diagnosis import diagnose, shortened
 from operations.recorder.graph import CallRecord
 
@@ -301,16 +297,16 @@ def _suggest_short_ids(what: str, specs: Iterable[OperationSpec], report: Report
 
 
 async def _check_brokers(file: ConfigFile, report: Report) -> None:
-    for name, entry in file.config.brokers.items():
+    for name, entry in file.config.tables("brokers").items():
         if not entry.enabled:
             continue
         try:
             allowed = entry.options.get("connect_timeout", 0)
             with anyio.fail_after(max(_BROKER_SECONDS, allowed + _MARGIN_SECONDS)):
                 async with (
-                    connect_broker(entry, file) as target,
+                    connect_broker(entry, HubPlace(file)) as target,
                     # Check that the permissions at the broker allow us to receive a reply.
-                    PendingRequestMap(target, group=worker_config(entry, file).group),
+                    PendingRequestMap(target, group=worker_config(entry, HubPlace(file)).group),
                 ):
                     pass
             report(f"broker {name}", "ok", entry.url)

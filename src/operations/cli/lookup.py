@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import Annotated, get_args
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.padding import Padding
@@ -31,7 +31,6 @@ from operations.contract.specs import OperationSpec, OperationType
 from operations.front.search import Gateway
 from operations.hub import Hub, Source, SourceFilter
 from operations.hub.opening import sources_of
-from operations.hub.source import Kind
 from operations.schema.outline import Outline
 
 
@@ -91,7 +90,8 @@ async def list_operations(
 
 
 def _enforce_known(source: str | None, hub: Hub) -> None:
-    if source is not None and not hub.sources and source not in get_args(Kind):
+    kinds = {"local", *(kind.name for kind in hub.file.config.kinds)}
+    if source is not None and not hub.sources and source not in kinds:
         labels = dict.fromkeys(each.label for each in sources_of(hub.file))
         known = ", ".join(labels) or "none"
         raise OperationsError(f"there is no source {source}; the config has: {known}")

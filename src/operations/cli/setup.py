@@ -33,7 +33,6 @@ from operations.cli.options import (
 )
 from operations.config import (
     FILE_NAME,
-    Config,
     ConfigError,
     ConfigFile,
     config_schema,
@@ -42,8 +41,10 @@ from operations.config import (
 from operations.config.model import TraceEntry
 from operations.contract.specs import OperationSpec
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
-from operations.hub.opening import client_config, sources_of
+from operations.hub.opening import sources_of
+from operations.hub.place import HubPlace
 from operations.mcp.config import decode_commented
+from operations.mcp.kind import client_config
 
 Kind = Literal["openapi", "mcp", "modules", "broker"]
 
@@ -133,10 +134,9 @@ def _file(
 def _known(name: str, common: Common) -> ConfigFile | None:
     """Return only the imported sources of the config, if one of them has this name."""
     file = common.load(required=common.config is not None)
-    tables = {
-        table: getattr(file.config, table) for table in ("openapi", "mcp", "mcp_json", "brokers")
-    }
-    file = replace(file, config=Config(**tables, trace=_UNKEPT))
+    kept = {"mcp_json", *(kind.table for kind in file.config.kinds)}
+    tables = {table: getattr(file.config, table) for table in kept}
+    file = replace(file, config=type(file.config)(**tables, trace=_UNKEPT))
     is_named = any(name != each.kind and each.is_called(name) for each in sources_of(file))
     return file if is_named else None
 
@@ -305,7 +305,7 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
 
     screen = common.screen()
     file = common.load()
-    servers = file.config.mcp
+    servers = file.config.tables("mcp")
     if server not in servers:
         raise OperationsError(f"the config has no [mcp.{server}].{suggestion(server, servers)}")
 
@@ -313,7 +313,7 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
         screen.note(f"Open this address to sign in:\n{address}")
         webbrowser.open(address)
 
-    config = client_config(server, servers[server], file)
+    config = client_config(server, servers[server], HubPlace(file))
     if config.login is None:
         raise file.error('needs auth = "oauth" to sign in through a browser.', f"mcp.{server}")
     client = await sign_in(server, config, show)

@@ -15,6 +15,7 @@ from operations.base.tasks import shutdown_event
 from operations.base.text import counted, suggestion
 from operations.base.types import JSONObject
 from operations.calls import CallServer, serve_calls
+from operations.calls.kind import BrokerEntry, connect_broker, worker_config
 from operations.calls.serving.jobs import WorkerConfig
 from operations.calls.source.monitoring import GroupMonitor, GroupReport, monitor_group
 from operations.calls.source.remote import RemoteConfig
@@ -33,10 +34,10 @@ from operations.cli.options import (
     settle,
 )
 from operations.config import ConfigFile
-from operations.config.model import BrokerEntry, WorkEntry
+from operations.config.model import WorkEntry
 from operations.hub import Hub, SourceFilter
 from operations.hub.journal import writing_logs
-from operations.hub.opening import connect_broker, worker_config
+from operations.hub.place import HubPlace
 from operations.hub.reloading import following
 from operations.hub.source import limits_of
 
@@ -68,7 +69,7 @@ async def work(
     file = common.load()
     screen = common.screen(file)
     chosen, entry = chosen_broker(broker, file)
-    group = worker_config(entry, file).group
+    group = worker_config(entry, HubPlace(file)).group
     given = {"concurrency": concurrency, "grace": grace, "name": name}
     options = file.options(WorkerConfig, entry)
     options |= {key: value for key, value in given.items() if value is not None}
@@ -79,7 +80,7 @@ async def work(
     with writing_logs(file, verbose=common.verbose):
         async with (
             open_session(common, screen, others, file=file, wait=False) as hub,
-            connect_broker(entry, file) as target,
+            connect_broker(entry, HubPlace(file)) as target,
         ):
             hub.serve_authority()
             authority = hub.registry.authority
@@ -141,7 +142,7 @@ def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]
     Raises:
         OperationsError: If there is no such broker, or several without a name.
     """
-    brokers = {key: entry for key, entry in file.config.brokers.items() if entry.enabled}
+    brokers = {key: entry for key, entry in file.config.tables("brokers").items() if entry.enabled}
     if name is None and len(brokers) == 1:
         (name,) = brokers
     if name is None:
@@ -263,8 +264,11 @@ async def _monitored(
     file = common.load()
     _, entry = chosen_broker(broker, file)
     credential = file.options(RemoteConfig, entry).get("credential")
-    group = worker_config(entry, file).group
-    async with connect_broker(entry, file) as target, monitor_group(target, group) as monitor:
+    group = worker_config(entry, HubPlace(file)).group
+    async with (
+        connect_broker(entry, HubPlace(file)) as target,
+        monitor_group(target, group) as monitor,
+    ):
         yield monitor, credential
 
 

@@ -16,9 +16,10 @@ from operations.base.files import expanded, read_small
 from operations.base.json.values import is_list, is_object, object_of, unescape
 from operations.base.types import JSONObject
 from operations.config.checks import ConfigError, ConfigIssue, KeyLines, Wording, check, written
-from operations.config.model import Config, Entry, config_schema, entries_of
+from operations.config.model import Config, config_class, config_schema, entries_of
 from operations.contract.options import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations.mcp.config import read_servers
+from operations.sources.contract import Entry
 
 __all__ = [
     "Config",
@@ -39,9 +40,6 @@ MCP_FILES = ("mcp.json", ".mcp.json")
 VARIABLE = "OPERATIONS_CONFIG"
 TRUST_VARIABLE = "OPERATIONS_TRUST"
 
-_SOURCES = frozenset({"openapi", "mcp", "brokers", "tools"})
-"""Tables of tables, each of which is checked on its own."""
-
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -55,7 +53,7 @@ class ConfigFile:
         modified: The modification time of the file just before it was read; None if there is no file.
     """
 
-    config: Config = field(default_factory=Config)
+    config: Config = field(default_factory=config_class())
     path: Path | None = None
     modified: int | None = field(default=None, compare=False)
 
@@ -215,7 +213,7 @@ def load_config(path: Path) -> ConfigFile:
     path = path.absolute()
     modified, text = modified_at(path), _text(path)
     if path.suffix == ".json":
-        config = Config(mcp_json=(path.name,))
+        config = config_class()(mcp_json=(path.name,))
         file = ConfigFile(config=config, path=path, modified=modified)
         try:
             read_servers(path)
@@ -245,7 +243,10 @@ def parse_config(text: str, path: Path) -> Config:
         document = msgspec.to_builtins(tomllib.loads(text, parse_float=_number))
     except (ValueError, RecursionError) as error:
         raise ConfigError([_no_toml(file, text, error)]) from None
-    schema = config_schema(document)
+    try:
+        cls, schema = config_class(document), config_schema(document)
+    except ValueError as error:
+        raise ConfigError([ConfigIssue(file, None, "", f"{error}.")]) from error
     wording = Wording(dict(schema.document))  # type: ignore[arg-type]
     wrong: list[tuple[KeyPath, str]] = []
     for each in schema.errors(document):
@@ -253,10 +254,11 @@ def parse_config(text: str, path: Path) -> Config:
         wrong.append((where, wording.message(where, value, each)))
     known = {where for where, _ in wrong}
     wrong += [each for each in _unusable(document) if each[0] not in known]
-    sound = _without(document, [where for where, _ in wrong])
-    config = Config()
+    tables = {"tools", *(kind.table for kind in cls().kinds)}
+    sound = _without(document, [where for where, _ in wrong], tables)
+    config = cls()
     try:
-        config = msgspec.convert(_with_options(sound, Config), Config)
+        config = msgspec.convert(_with_options(sound, cls), cls)
     except msgspec.ValidationError as error:
         wrong.append(((), f"{error}."))
     else:
@@ -287,11 +289,16 @@ def _unusable(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
             yield from _unusable(each, (*path, key))
 
 
-def _without(document: JSONObject, wrong: Collection[KeyPath]) -> JSONObject:
-    """Return the document without the tables that have errors: `mcp.a` for `mcp.a.url`, `serve` for `serve.port`."""
-    removed = {where[: 2 if where[0] in _SOURCES else 1] for where in wrong if where}
+def _without(
+    document: JSONObject, wrong: Collection[KeyPath], tables: Collection[str]
+) -> JSONObject:
+    """Return the document without the tables that have errors: `mcp.a` for `mcp.a.url`, `serve` for `serve.port`.
+
+    Each entry of `tables`, which contain tables, is checked on its own.
+    """
+    removed = {where[: 2 if where[0] in tables else 1] for where in wrong if where}
     sound = {key: value for key, value in document.items() if (key,) not in removed}
-    for key in _SOURCES & sound.keys():
+    for key in tables & sound.keys():
         sound[key] = {name: each for name, each in sound[key].items() if (key, name) not in removed}
     return sound
 

@@ -7,7 +7,6 @@ Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no ne
         an error of the config: opening the source reports it.
 """
 
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
-from urllib.parse import SplitResult, urlsplit
 
 from operations.base.errors import OperationsError, SchemaError
 from operations.base.json.references import followed
@@ -28,13 +26,13 @@ from operations.contract.options import (
     ConfigKeyError,
     Secret,
     field_of,
-    keys_of,
     located,
     secrets_of,
 )
 from operations.contract.options import KeyPath as Path
-from operations.contract.specs import NAMESPACE
 from operations.schema import ValidationIssue, assert_is_schema
+from operations.sources.checks import namespace, split
+from operations.sources.contract import Entry, SourceEntry
 from operations.tools.settings import is_pattern
 
 # ------------------------------------------------------------ line numbers of keys
@@ -213,11 +211,7 @@ def _inside(schema: JSONObject, part: str | int) -> JSONObject:
 
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
-"""Matches a password in any address of a list."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
-_SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 
 
 def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
@@ -258,35 +252,21 @@ def _authority(config: model.Config) -> Found:
             ("ledger", "head"),
             "must contain {pid}, like file: each process needs a head of its own.",
         )
-    for name, broker in config.brokers.items():
-        if broker.delegate and config.access.grants is None:
-            yield ("brokers", name, "delegate"), "needs [access.grants]."
-    if authority.broker is not None and authority.broker not in config.brokers:
+    for kind in config.kinds:
+        for name, source in config.tables(kind.table).items():
+            if source.delegates and config.access.grants is None:
+                yield (kind.table, name, source.delegates), "needs [access.grants]."
+    if authority.broker is not None and authority.broker not in config.tables("brokers"):
         yield ("authority", "broker"), "is not a broker of this file."
     if authority.broker is not None and authority.file is not None:
         yield ("authority", "file"), "cannot be used together with broker."
 
 
-def _entry(entry: model.Entry, path: Path, config: model.Config, folder: FilePath) -> Found:
+def _entry(entry: Entry, path: Path, config: model.Config, folder: FilePath) -> Found:
     """Check one table, also for conflicts with other tables."""
-    for short, key in _SHORT.items():
-        if getattr(entry, short, None) and key in entry.options:
-            yield (*path, key), f"cannot be used together with {short}, which sets the same value."
     match entry:
-        case model.OpenAPIEntry():
-            yield from _namespace(str(path[1]), path)
-            yield from _openapi(entry, path)
-        case model.MCPEntry():
-            yield from _namespace(str(path[1]), path)
-            if path[1] in config.openapi:
-                yield path, f"has the same namespace as [openapi.{path[1]}]. Rename one of them."
-            yield from _mcp(entry, path, folder)
-        case model.BrokerEntry():
-            yield from _broker(entry, path)
-            namespace = entry.options.get("namespace")
-            if namespace in {*config.openapi, *config.mcp}:
-                message = f"has a namespace that is already in use: {namespace}."
-                yield (*path, "namespace"), message
+        case SourceEntry():
+            yield from _source(entry, path, config, folder)
         case model.ToolEntry():
             yield from _tool(entry, path)
         case model.KeyEntry():
@@ -297,24 +277,26 @@ def _entry(entry: model.Entry, path: Path, config: model.Config, folder: FilePat
             pass
 
 
-def _namespace(name: str, path: Path) -> Found:
-    if not NAMESPACE.fullmatch(name):
-        yield path, "is not a namespace: use letters, digits, '_' and '-'."
+def _source(entry: SourceEntry, path: Path, config: model.Config, folder: FilePath) -> Found:
+    """Check the table of a source: what its kind requires, and that no other source has its namespace."""
+    for short, key in entry.short.items():
+        if getattr(entry, short, None) and key in entry.options:
+            yield (*path, key), f"cannot be used together with {short}, which sets the same value."
+    table, name = str(path[0]), str(path[1])
+    owners = [each for each in config.kinds if each.owns_namespace]
+    kind = next(each for each in config.kinds if each.table == table)
+    if kind in owners:
+        yield from namespace(name, path)
+        for other in owners[: owners.index(kind)]:
+            if name in config.tables(other.table):
+                yield path, f"has the same namespace as [{other.table}.{name}]. Rename one of them."
+    yield from kind.check(entry, path, folder)
+    own = entry.options.get("namespace")
+    if kind not in owners and any(own in config.tables(each.table) for each in owners):
+        yield (*path, "namespace"), f"has a namespace that is already in use: {own}."
 
 
-def _openapi(service: model.OpenAPIEntry, path: Path) -> Found:
-    document, options = service.document, service.options
-    if "://" in document:
-        yield from _web_address(document, (*path, "document"))
-    elif not document:
-        yield (*path, "document"), "is empty. Name a file or an address."
-    for key in ("base_url", "proxy"):
-        if isinstance(options.get(key), str):
-            yield from _web_address(options[key], (*path, key))
-    yield from _headers(object_of(options.get("headers")), (*path, "headers"))
-
-
-def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
+def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
     """Report errors of the library's config class, built with a placeholder for every secret."""
     secrets: set[str | int] = set()
 
@@ -325,8 +307,8 @@ def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
         return "secret"
 
     for cls in entry.classes():
-        named = {"namespace": path[1]} if isinstance(entry, model.OpenAPIEntry) else {}
-        named |= {"id": path[-1]} if isinstance(entry, model.KeyEntry) else {}
+        field = entry.derived.named
+        named = {} if field is None else {field: path[-1]}
         try:
             cls(**Builder(reveal, folder.joinpath).fields(cls, entry.of(cls), path), **named)
         except ConfigKeyError as error:
@@ -343,51 +325,6 @@ def _secret(secret: Secret, path: Path) -> Found:
         yield path, "needs exactly one of env and file."
     elif secret.env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", secret.env):
         yield (*path, "env"), "is not the name of an environment variable. Is it the secret itself?"
-
-
-def _headers(headers: JSONObject, path: Path) -> Found:
-    for name, value in headers.items():
-        if isinstance(value, str) and name.lower() in _SECRET_HEADERS:
-            yield (
-                (*path, name),
-                'is a secret: write { env = "NAME" } or { file = "PATH" } instead of its value.',
-            )
-
-
-def _mcp(server: model.MCPEntry, path: Path, folder: FilePath) -> Found:
-    options = server.options
-    command, url = options.get("command"), options.get("url")
-    if (command is None) == (url is None):
-        yield path, "needs exactly one of command and url."
-        return
-    for key in ("headers", "auth") if url is None else ("args", "env", "cwd"):
-        if options.get(key):
-            yield (*path, key), f"can be used only with {'url' if url is None else 'command'}."
-    if url is None and server.token is not None:
-        yield (*path, "token"), "can be used only with url."
-    if command is not None and not command.strip():
-        yield (*path, "command"), "is empty. Name a program."
-    elif command is not None and " " in command and not os.path.exists(folder / command):  # noqa: PTH110 - never raises
-        yield (*path, "command"), "is one program, without its arguments: put those in args."
-    for key in ("url", "proxy"):
-        if isinstance(options.get(key), str):
-            yield from _web_address(options[key], (*path, key))
-    yield from _headers(object_of(options.get("headers")), (*path, "headers"))
-
-
-def _broker(broker: model.BrokerEntry, path: Path) -> Found:
-    parts, options = _split(broker.url), broker.options
-    if parts.scheme not in (*model.REDIS_SCHEMES, *model.NATS_SCHEMES) or not parts.hostname:
-        yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
-    elif parts.password or _PASSWORD.search(broker.url):
-        yield (*path, "url"), 'contains a password: move it to password = { env = "NAME" }.'
-    known = {key for cls in broker.classes() for key in keys_of(cls)}
-    for key in options.keys() - known:
-        yield (*path, key), f"can be used only with {'Redis' if broker.is_nats else 'NATS'}."
-    if "client" in options and not NAMESPACE.fullmatch(options["client"]):
-        yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
-    if "namespace" in options:
-        yield from _namespace(options["namespace"], (*path, "namespace"))
 
 
 def _tool(entry: model.ToolEntry, path: Path) -> Found:
@@ -424,7 +361,7 @@ def _serve(serve: model.ServeEntry, config: model.Config) -> Found:
         message = "needs serve.public_url: tokens are issued for this address."
         yield ("access", "authorization_servers"), message
     for number, origin in enumerate(origins):
-        parts = _split(origin)
+        parts = split(origin)
         if origin == "*" or parts.scheme not in {"http", "https"} or parts.path or not parts.netloc:
             yield (
                 ("serve", "allowed_origins", number),
@@ -440,29 +377,3 @@ def _shared(config: model.Config) -> Found:
     for name, tool in config.tools.items():
         if "max_bytes" in tool.options:
             yield ("tools", name, "max_bytes"), f"{only} a cursor exists in one process only."
-
-
-def _split(url: str) -> SplitResult:
-    """Return the parts of an address; empty parts if it has none."""
-    try:
-        return urlsplit(url)
-    except ValueError:
-        return urlsplit("")
-
-
-def _web_address(url: str, path: Path) -> Found:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        yield path, "is not an address."
-        return
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        yield path, "must be an address that begins with http:// or https://."
-    elif parts.username or parts.password:
-        advice = (
-            'write the whole address as { env = "NAME" }'
-            if path[-1] == "proxy"
-            else "move it to auth or headers"
-        )
-        yield path, f"contains a login: {advice}."

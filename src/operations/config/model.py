@@ -6,134 +6,25 @@ Rule 2: a file never contains a secret, but names the environment variable or th
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Final, cast
 
 from msgspec import Meta
 
 from operations.base.types import Count, FunctionName, JSONObject, Names, Seconds
-from operations.calls.serving.jobs import WorkerConfig
-from operations.calls.source.remote import RemoteConfig
 from operations.contract.access import Identity
-from operations.contract.options import Derived, KeyPath, Secret, file_class, keys_of
+from operations.contract.options import Derived, KeyPath, Secret, file_class
 from operations.contract.specs import OutputPolicy
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.limits import Limits
-from operations.mcp.config import MCPClientConfig
-from operations.pubsub.config import NatsConfig, RedisConfig
 from operations.recorder.audit import AuditConfig
 from operations.recorder.logs import LogConfig
 from operations.schema import Schema, schema_for
+from operations.sources.contract import Entry, SourceKind
+from operations.sources.kinds import kinds
 from operations.telemetry.config import TelemetryConfig
 from operations.tools.config import ToolConfig
-
-NATS_SCHEMES = ("nats", "tls", "ws", "wss")
-REDIS_SCHEMES = (
-    *("redis", "redis+sentinel", "redis+cluster"),
-    *("rediss", "rediss+sentinel", "rediss+cluster"),
-)
-
-_IS_TABLE = {"namespace": "the name of the table"}
-
-
-def _http_service() -> tuple[type, ...]:
-    from operations.openapi.source.config import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
-
-    return (HTTPServiceConfig,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A table that is converted to config classes of the library, whose fields are in `options`."""
-
-    derived: ClassVar[Derived]
-
-    options: JSONObject = field(default_factory=dict[str, Any])
-
-    def classes(self) -> tuple[Any, ...]:
-        """Return the classes that this table is converted to."""
-        return self.derived.load()
-
-    def of(self, cls: Any) -> JSONObject:
-        """Return the fields of one of these classes that the file sets, or whose default in a file differs."""
-        given, known = {**self.derived.defaults, **self.options}, keys_of(cls)
-        return {key: value for key, value in given.items() if key in known}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAPIEntry(Entry):
-    """An HTTP API. The name of its table is the namespace of its operations.
-
-    Attributes:
-        document: The OpenAPI or Swagger document: a path relative to this file, or an address.
-        scopes: Scopes that a caller needs for every operation of this source; short for `access`.
-        pages: Add a subscription that reads all pages of an operation if the document declares paging; short for
-            `pagination`.
-        enabled: Set to false to skip this source.
-    """
-
-    derived: ClassVar = Derived(_http_service, _IS_TABLE)
-
-    document: str
-    scopes: Names = ()
-    pages: bool = False
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MCPEntry(Entry):
-    """An MCP server: a command to start, or an address. The name of its table is its namespace.
-
-    Attributes:
-        token: Sent as a bearer token; short for `auth`.
-        scopes: Scopes that a caller needs for every operation of this source; short for `access`.
-        enabled: Set to false to skip this source.
-    """
-
-    derived: ClassVar = Derived(lambda: (MCPClientConfig,), _IS_TABLE)
-
-    token: Secret | None = None
-    scopes: Names = ()
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerEntry(Entry):
-    """A broker between callers and workers: its connection, the import of workers' operations, and worker settings.
-
-    Attributes:
-        url: `redis://`, `nats://` or one of their variants; it may contain the user, but not the password.
-        workers: Import the operations of the workers of `group`.
-        delegate: Call the workers on behalf of the caller, with a grant for each call; needs `access.grants`. The
-            command `operations grant key GROUP` prints the key for the workers.
-        enabled: Set to false to skip this source.
-    """
-
-    derived: ClassVar = Derived(
-        lambda: (RedisConfig, NatsConfig, RemoteConfig, WorkerConfig),
-        {
-            "url": "a key of its own",
-            "address": "of each connection",
-            "limits": "the table [limits]",
-            "delegate": "a key of its own",
-        },
-    )
-
-    url: str
-    workers: bool = False
-    delegate: bool = False
-    enabled: bool = True
-
-    @property
-    def is_nats(self) -> bool:
-        """Whether the address is that of a NATS server."""
-        return self.url.partition("://")[0].lower() in NATS_SCHEMES
-
-    def classes(self) -> tuple[Any, ...]:
-        """Return the classes that this table is converted to, which depend on the kind of broker."""
-        redis, nats, *others = self.derived.load()
-        return (nats if self.is_nats else redis, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +52,7 @@ class KeyEntry(Entry):
             "grant": "of a token",
             "issuer": "of a token",
         },
+        named="id",
     )
 
     key: Secret | None = None
@@ -316,18 +208,15 @@ class TraceEntry:
     file: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
-    """The content of `operations.toml`.
+    """The content of `operations.toml`. Each kind of source adds its table; see `config_class`.
 
     Attributes:
         modules: Packages, folders or files of Python code to scan for operations.
         setup: Your own function, `module:function`, which is called with the hub before its sources are opened.
         mcp_json: Existing files that list MCP servers under `mcpServers`.
         output: The output policy (how results are normalised), unless a source or an operation sets its own.
-        openapi: HTTP APIs, by namespace.
-        mcp: MCP servers, by namespace.
-        brokers: Redis and NATS servers, by name.
         tools: Settings for operations of any source, by id or pattern.
         access: The external callers and their keys.
         authority: The store of budgets, revocations and approvals.
@@ -345,9 +234,6 @@ class Config:
     setup: FunctionName | None = None
     mcp_json: Names = ()
     output: OutputPolicy = "cast"
-    openapi: dict[str, OpenAPIEntry] = field(default_factory=dict[str, OpenAPIEntry])
-    mcp: dict[str, MCPEntry] = field(default_factory=dict[str, MCPEntry])
-    brokers: dict[str, BrokerEntry] = field(default_factory=dict[str, BrokerEntry])
     tools: dict[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
     access: AccessEntry = field(default_factory=AccessEntry)
     authority: AuthorityEntry = field(default_factory=AuthorityEntry)
@@ -359,6 +245,45 @@ class Config:
     log: LogEntry = field(default_factory=LogEntry)
     audit: AuditEntry = field(default_factory=AuditEntry)
     telemetry: TelemetryEntry = field(default_factory=TelemetryEntry)
+
+    def tables(self, table: str) -> dict[str, Any]:
+        """Return the entries of a kind of source, by name; empty if the file has none."""
+        found: dict[str, Any] = getattr(self, table, {})
+        return found
+
+    @property
+    def kinds(self) -> list[SourceKind]:
+        """The kinds of sources that a file like this may have."""
+        return kinds([each.name for each in fields(self) if TABLE_OF_SOURCES in each.metadata])
+
+
+TABLE_OF_SOURCES: Final = "table of sources"
+"""Metadata key of the fields that hold sources."""
+
+
+def config_class(tables: Iterable[str] | None = None) -> type[Config]:
+    """Return `Config` with a field for each kind of source: our own kinds, and those of other packages in `tables`.
+
+    Raises:
+        ValueError: If the package of a kind cannot be imported.
+    """
+    return _config_class(tuple(kinds(set(tables or ()) - {each.name for each in fields(Config)})))
+
+
+@cache
+def _config_class(some: tuple[SourceKind, ...]) -> type[Config]:
+    tables: list[Any] = [
+        (
+            kind.table,
+            dict.__class_getitem__((str, kind.entry)),
+            field(default_factory=dict[str, Any], metadata={TABLE_OF_SOURCES: True}),
+        )
+        for kind in some
+    ]
+    made = make_dataclass("Config", tables, bases=(Config,), frozen=True, kw_only=True)
+    keys = "".join(f"        {kind.table}: {kind.about}\n" for kind in some)
+    made.__doc__ = f"{(Config.__doc__ or '').rstrip()}\n{keys}"
+    return cast("type[Config]", made)
 
 
 def entries_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Entry]]:
@@ -386,7 +311,9 @@ def config_schema(tables: Iterable[str] | None = None) -> Schema:
 
 @cache
 def _schema(tables: frozenset[str] | None) -> Schema:
-    document = _without_null(schema_for(file_class(Config, tables)).document)
+    document = _without_null(
+        schema_for(file_class(cast("Any", config_class(tables)), tables)).document
+    )
     return Schema({"$schema": _DIALECT, **document, "title": "operations.toml"})
 
 

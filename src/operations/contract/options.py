@@ -83,6 +83,9 @@ class Derived(NamedTuple):
     defaults: Mapping[str, Any] = {}
     """Defaults in a file that differ from those of the class."""
 
+    named: str | None = None
+    """The field that is the name of the table."""
+
     def keys(self) -> dict[str, "Key"]:
         """Return the fields that are keys of the table."""
         found: dict[str, Key] = {}

@@ -34,16 +34,17 @@ from operations.hub.journal import recall_ids, recording
 from operations.hub.opening import Access, load_setup, open_source, opened_authority, sources_of
 from operations.hub.source import (
     ALL,
-    Opened,
     Source,
     SourceFilter,
     SourceState,
+    configure,
     fingerprint,
     times_read,
 )
 from operations.hub.supervisor import Supervisor
 from operations.recorder.audit import Audit, AuditConfig, AuditFile
 from operations.registry.registry import OperationRegistry
+from operations.sources.contract import Opened
 from operations.telemetry.config import TelemetryConfig
 from operations.tools.config import ToolConfig
 from operations.tools.settings import configure_tools
@@ -159,7 +160,7 @@ class Hub:
     async def open(self, sources: Iterable[Source], wait: float | None) -> None:
         """Open sources concurrently, and keep them open.
 
-        Brokers are opened last, one by one: an operation of a worker is registered only if no other source has its id.
+        Late kinds are opened last, one by one: their operations are registered only if no other source has the id.
 
         Args:
             sources: The sources to open.
@@ -168,10 +169,10 @@ class Hub:
         for source in sources:
             self.supervisors.append(self._supervise(source))
         started = [each for each in self.supervisors if each.source.is_enabled]
-        brokers = [each for each in started if each.source.kind == "broker"]
-        others = [each for each in started if each.source.kind != "broker"]
+        late = [each for each in started if each.source.of.is_late]
+        others = [each for each in started if not each.source.of.is_late]
         with move_on_after(wait):
-            for some in (others, *([each] for each in brokers)):
+            for some in (others, *([each] for each in late)):
                 _start(some)
                 await asyncio.gather(*(each.attempted() for each in some))
         _start(started)
@@ -218,7 +219,7 @@ class Hub:
         source.made_of = fingerprint(source, self.file)
         opened = await open_source(source, self.file)
         # The file may have changed meanwhile.
-        opened.configure(self.file)
+        configure(opened, self.file)
         return opened
 
     def _owner(self, operation_id: str) -> str:
@@ -283,7 +284,7 @@ class Hub:
     def _may_be_absent(self, namespace: str) -> bool:
         """Return whether a source that is not available may have operations of a namespace."""
         return any(
-            namespace == source.name or (source.kind == "broker" and source.opened is None)
+            namespace == source.name or (source.of.is_late and source.opened is None)
             for source in self.absent()
         )
 
@@ -343,10 +344,7 @@ class Hub:
             source.label
             for source in (() if is_unknown else self.absent())
             if operation_id in recalled
-            or (
-                source.kind == "broker"
-                and source.entry.options.get("namespace") in (None, namespace)
-            )
+            or (source.of.is_late and source.entry.options.get("namespace") in (None, namespace))
         )
         if missing:
             message = f"no connected source has {operation_id}, and these are not available: {missing}.{near}"
@@ -530,17 +528,19 @@ class _LazySources:
         namespace = renamed.get(operation_id, operation_id).partition(".")[0]
         async with self._lock:
             if not self._opened:
-                await self._open("local", lambda source: source.kind == "local")
+                await self._open("local", lambda source: not source.of.table)
             if operation_id not in hub.registry:
                 await self._open(
                     f"namespace {namespace}",
                     lambda source: (
-                        source.kind in ("openapi", "mcp")
+                        source.of.owns_namespace
                         and (source.name == namespace or source.is_unreadable)
                     ),
                 )
             if operation_id not in hub.registry and not hub.has_namespace(namespace):
-                await self._open("broker", lambda source: source.kind == "broker")
+                await self._open(
+                    "late", lambda source: bool(source.of.table) and not source.of.owns_namespace
+                )
 
     async def _open(self, what: str, wanted: Callable[[Source], bool]) -> None:
         if what not in self._opened:

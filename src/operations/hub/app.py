@@ -16,7 +16,6 @@ from operations.base.types import JSONObject
 from operations.calls import CallServer
 from operations.calls.source.monitoring import GroupMonitor
 from operations.config import ConfigFile
-from operations.config.model import Entry
 from operations.contract.access import Identity, with_check
 from operations.contract.functions import validate_operation
 from operations.contract.grant import Block, Grant
@@ -38,6 +37,7 @@ from operations.io.guard import LOOPBACK
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
 from operations.server.http11.running import InsecureBindError, running_on
+from operations.sources.contract import Entry
 from operations.telemetry.metrics import group_metrics, worker_metrics
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def build_app(
     def offer_workers() -> None:
         """Offer the operations about workers while the file imports workers."""
         is_offered = hub.registry.registered(WORKERS) in workers
-        if is_offered == any(each.workers for each in hub.file.config.brokers.values()):
+        if is_offered == any(each.workers for each in hub.file.config.tables("brokers").values()):
             return
         if is_offered:
             for each in workers:

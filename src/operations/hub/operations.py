@@ -211,7 +211,7 @@ async def look_at_workers(hub: Hub) -> list[BrokerReport]:
 
 
 def _brokers(hub: Hub) -> list[Source]:
-    return [source for source in hub.sources if source.kind == "broker" and source.is_enabled]
+    return [source for source in hub.sources if source.of.is_late and source.is_enabled]
 
 
 async def _report(source: Source) -> BrokerReport:
@@ -302,7 +302,7 @@ def worker_operations(hub: Hub) -> list[Any]:
             broker: The name of the broker, if there is more than one.
         """
         with _monitor_of(hub, broker) as (name, monitor):
-            options = hub.file.options(RemoteConfig, hub.file.config.brokers[name])
+            options = hub.file.options(RemoteConfig, hub.file.config.tables("brokers")[name])
             stored, namespace = await monitor.letter(letter), options.get("namespace")
             operation_id = f"{namespace}.{stored.operation}" if namespace else stored.operation
             identity = context.identity

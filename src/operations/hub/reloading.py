@@ -16,14 +16,15 @@ from operations.config import Config, ConfigError, ConfigFile, load_config, modi
 from operations.hub import Hub, tools_of
 from operations.hub.opening import Access, can_sign_in, serves_anonymous, sources_of
 from operations.hub.source import (
-    ListedServer,
     Source,
+    configure,
     file_times,
     fingerprint,
     limits_of,
     times_read,
 )
 from operations.mcp.config import read_servers
+from operations.mcp.kind import ListedServer
 
 logger = logging.getLogger("operations.hub")
 
@@ -32,7 +33,8 @@ _SETTLE_SECONDS = 0.3
 
 _MAX_SETTLE_SECONDS = 10.0
 
-_LIVE = frozenset({"openapi", "mcp", "mcp_json", "brokers", "access", "limits", "tools"})
+_LIVE = frozenset({"mcp_json", "access", "limits", "tools"})
+"""Keys whose changes take effect without a restart, besides the tables of sources."""
 
 
 async def reload(hub: Hub) -> None:
@@ -73,7 +75,7 @@ async def _apply(hub: Hub, path: Path) -> None:
             logger.warning("a part of the config could not be applied: %s", error)
     for source in hub.sources:
         if source.opened is not None:
-            source.opened.configure(new)
+            configure(source.opened, new)
     try:
         await _apply_sources(hub, old, new)
     except asyncio.CancelledError:
@@ -114,23 +116,24 @@ def _enforce_listings(hub: Hub, file: ConfigFile) -> None:
 
 def _stale(old: Config, new: Config) -> list[str]:
     """Return the tables and keys whose changes need a restart."""
-    names = [each.name for each in fields(new) if each.name not in _LIVE]
-    pairs = {name: (getattr(old, name), getattr(new, name)) for name in names}
+    live = {*_LIVE, *(kind.table for kind in new.kinds)}
+    names = [each.name for each in fields(new) if each.name not in live]
+    pairs = {name: (getattr(old, name, None), getattr(new, name)) for name in names}
     servers = "access.authorization_servers"
     pairs[servers] = old.access.authorization_servers, new.access.authorization_servers
     pairs["limits.threads"] = old.limits.threads, new.limits.threads
     if (store := new.authority.broker) is not None and old.authority.broker == store:
-        pairs[f"brokers.{store}"] = old.brokers[store], new.brokers[store]
+        pairs[f"brokers.{store}"] = old.tables("brokers")[store], new.tables("brokers")[store]
     return [name for name, (before, now) in pairs.items() if before != now]
 
 
 async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
     was_enabled = {_key(each): each.is_enabled for each in sources_of(old)}
     found = filter(hub.wanted.includes, sources_of(new))
-    wanted = {_key(each): each for each in found if each.kind != "local"}
+    wanted = {_key(each): each for each in found if each.of.table}
     for supervisor in list(hub.supervisors):
         known = supervisor.source
-        if known.kind == "local":
+        if not known.of.table:
             continue
         source = wanted.pop(_key(known), None)
         if source is None:

@@ -1,22 +1,15 @@
 """A source of operations: one entry of a config, its state, the filter that selects it, and what it is built from."""
 
-from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from operations.base.types import JSONObject
-from operations.calls.source.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile, modified_at
 from operations.front.limits import Limits
-from operations.registry.registry import OperationRegistry
-from operations.sources.local import Skipped
-
-Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
-
-_TABLES = {"openapi": "openapi", "mcp": "mcp", "broker": "brokers"}
+from operations.mcp.kind import ListedServer
+from operations.sources.contract import Opened, Skipped, SourceKind
 
 
 class SourceState(StrEnum):
@@ -31,82 +24,11 @@ class SourceState(StrEnum):
     """Connected, but all of its last calls failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListedServer:
-    """A server of an `mcp.json`; without an `entry`, the file cannot be read."""
-
-    path: str
-    entry: JSONObject | None = None
-
-    other: str | None = None
-    """The earlier file that has a server with the same namespace, which then cannot be used twice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """An open source."""
-
-    operations: Iterable[Any]
-    """Its operations: a list, or a service whose operations may change."""
-
-    origin: str
-    """Its document, server or module, without secrets."""
-
-    skipped: list[Skipped] = field(default_factory=list[Skipped])
-    """Parts of the source that cannot be used, with the reason."""
-
-    warnings: list[Skipped] = field(default_factory=list[Skipped])
-    """Settings and parts of a document that are unknown or missing."""
-
-    title: str = ""
-    """Its own title."""
-
-    problem: Callable[[], str | None] = lambda: None
-    """Returns the reason why the source is not available; None if it is."""
-
-    next_attempt: Callable[[], float | None] = lambda: None
-    """Returns the time of the next connection attempt, by the loop's clock; None if none is planned."""
-
-    calls: Callable[[], int] = lambda: 0
-    """Returns the number of running calls on the source."""
-
-    limit_calls: Callable[[int], None] | None = None
-    """Changes the number of concurrent calls; None if the entry sets it."""
-
-    monitor: GroupMonitor | None = None
-    """Monitors the workers of a broker."""
-
-    close: Callable[[], Awaitable[object]] | None = None
-    """Closes the source."""
-
-    def configure(self, file: ConfigFile) -> None:
-        """Apply the limits of a config."""
-        if self.limit_calls is not None:
-            self.limit_calls(per_source(file))
-
-    def attach(self, registry: OperationRegistry) -> None:
-        """Let a service whose operations change update `registry`."""
-        getattr(self.operations, "attach", _ignore)(registry)
-
-    def detach(self, registry: OperationRegistry) -> None:
-        """Stop a service whose operations change from updating `registry`."""
-        getattr(self.operations, "detach", _ignore)(registry)
-
-    async def aclose(self) -> None:
-        """Close the source, if it has a connection."""
-        if self.close is not None:
-            await self.close()
-
-
-def _ignore(_registry: OperationRegistry) -> None:
-    """Do nothing: operations in a list do not change."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Source:
     """One entry of a config, and its state."""
 
-    kind: Kind
+    of: SourceKind
     name: str
     entry: Any = None
 
@@ -129,6 +51,11 @@ class Source:
 
     made_of: Any = None
     """The table, secrets and document that the source was opened with."""
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind."""
+        return self.of.name
 
     @property
     def state(self) -> SourceState:
@@ -158,7 +85,7 @@ class Source:
     @property
     def label(self) -> str:
         """The kind of the source, with its name unless it is local."""
-        return self.kind if self.kind == "local" else self.full_name
+        return self.full_name if self.of.table else self.kind
 
     @property
     def full_name(self) -> str:
@@ -228,7 +155,7 @@ class SourceFilter:
             return source.is_called(self.source)
         return source.label != self.without and (
             self.namespace is None
-            or source.kind in ("local", "broker")
+            or not source.of.owns_namespace
             or source.name == self.namespace
             or source.is_unreadable
         )
@@ -256,10 +183,18 @@ def per_source(file: ConfigFile) -> int:
     return max(1, limits_of(file).calls_per_caller * 3 // 4)
 
 
+def configure(opened: Opened, file: ConfigFile) -> None:
+    """Apply the limits of a config to an open source."""
+    if opened.limit_calls is not None:
+        opened.limit_calls(per_source(file))
+
+
 def file_times(file: ConfigFile) -> dict[Path, int | None]:
     """Return the files that a hub is built from, with their modification times."""
-    documents = [each.document for each in file.config.openapi.values()]
-    local = [file.resolve(each) for each in documents if "://" not in each]
+    entries = [
+        each for kind in file.config.kinds for each in file.config.tables(kind.table).values()
+    ]
+    local = [file.resolve(each) for entry in entries for each in entry.files]
     listings = [file.resolve(each) for each in file.config.mcp_json]
     secrets = [file.resolve(secret.file) for _, secret in file.secrets() if secret.file]
     paths = (file.path, *local, *listings, *secrets)
@@ -276,14 +211,13 @@ def times_read(file: ConfigFile) -> dict[Path, int | None]:
 
 def fingerprint(source: Source, file: ConfigFile) -> Any:
     """Return everything that a source is built from: its table, its secrets and its document."""
-    paths = {(_TABLES.get(source.kind, ""), source.name)}
-    if getattr(source.entry, "delegate", False):
+    paths = {(source.of.table, source.name)}
+    if getattr(source.entry, "delegates", None):
         paths.add(("access", "grants"))
     secrets: list[str | None] = []
     for key, secret in file.secrets():
         if key[:2] in paths:
             with suppress(ConfigError):
                 secrets.append(file.secret(secret))
-    document = getattr(source.entry, "document", "://")
-    changed = None if "://" in document else modified_at(file.resolve(document))
-    return source.entry, secrets, changed
+    files = getattr(source.entry, "files", ())
+    return source.entry, secrets, [modified_at(file.resolve(each)) for each in files]

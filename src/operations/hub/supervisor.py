@@ -18,9 +18,9 @@ from operations.base.errors import OperationsError, RegistrationError
 from operations.base.retry import Backoff
 from operations.contract.specs import Operation
 from operations.front.limits import call_seconds
-from operations.hub.source import Opened, Source
+from operations.hub.source import Source
 from operations.registry.registry import OperationRegistry
-from operations.sources.local import Skipped
+from operations.sources.contract import Opened, Skipped
 
 logger = logging.getLogger("operations.hub")
 
@@ -223,7 +223,7 @@ class Supervisor:
             and (operation_id not in before or registry.imported(before[operation_id]) is None)
         ]
         source.warnings = (*self._given_warnings, *opened.warnings)
-        if taken and source.kind != "broker":
+        if taken and not source.of.is_late:
             raise RegistrationError(
                 f"{taken[0]} is already registered by {self._owner(taken[0])}: rename one of them"
             )
@@ -244,7 +244,7 @@ class Supervisor:
         for operation_id in taken:
             by_owner.setdefault(self._owner(operation_id), []).append(operation_id)
         name = self.source.name
-        remedy = f'set namespace = "{name}" in [brokers.{name}] to have both'
+        remedy = f'set namespace = "{name}" in [{self.source.of.table}.{name}] to have both'
         return [
             Skipped(
                 ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else ""),

@@ -4,9 +4,9 @@
 the SDK to ours; `to_mcp` serves a registry. Only the configuration can be imported without the extra `mcp`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from operations.base.lazy import lazily
 from operations.front.config import MCPServerSettings
 from operations.mcp.config import (
     MCPClientConfig,
@@ -26,27 +26,19 @@ if TYPE_CHECKING:
     from operations.mcp.source.loader import MCPClientLoader, sign_in
     from operations.mcp.source.tools import map_content_blocks
 
-_LAZY = {
-    "serving.app": "MCPApp",
-    "serving.server": "RegistryServer to_mcp",
-    "shared.failures": "StartError",
-    "shared.interaction": "list_roots release_stream",
-    "source.client": "MCPClient connect_mcp",
-    "source.listing": "ServerInfo",
-    "source.loader": "MCPClientLoader sign_in",
-    "source.tools": "map_content_blocks",
-}
-"""The public names of modules that need the extra, by module."""
-
-
-def __getattr__(name: str) -> object:
-    for module, names in _LAZY.items():
-        if name in names.split():
-            found = getattr(import_module(f"operations.mcp.{module}"), name)
-            globals()[name] = found
-            return found
-    raise AttributeError(f"module 'operations.mcp' has no attribute {name!r}")
-
+__getattr__ = lazily(
+    __name__,
+    {
+        "operations.mcp.serving.app": "MCPApp",
+        "operations.mcp.serving.server": "RegistryServer to_mcp",
+        "operations.mcp.shared.failures": "StartError",
+        "operations.mcp.shared.interaction": "list_roots release_stream",
+        "operations.mcp.source.client": "MCPClient connect_mcp",
+        "operations.mcp.source.listing": "ServerInfo",
+        "operations.mcp.source.loader": "MCPClientLoader sign_in",
+        "operations.mcp.source.tools": "map_content_blocks",
+    },
+)
 
 __all__ = [
     "MCPApp",

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, cast
 from operations.base.errors import RegistrationError
 from operations.contract.functions import operation_of
 from operations.contract.specs import Operation, OperationSpec
+from operations.sources.contract import Skipped
 
 logger = logging.getLogger("operations")
 
@@ -37,14 +38,6 @@ Raises `OSError` or `LookupError` for a path that does not exist.
 _LIBRARY = __name__.partition(".")[0]
 _SPEC_KEYS = frozenset({"name", "namespace", "type"})
 """A mapping with these keys is treated as a spec, under any name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A module or object that could not be used, with the reason."""
-
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
