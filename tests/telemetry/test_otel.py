@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from tests.server.asgi import Client
+from tests.servers import free_port
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.registry.counters import BUCKETS
@@ -229,3 +230,16 @@ async def test_the_log_is_short_while_a_collector_is_unavailable(
             server.shutdown()
 
     assert len(caplog.records) == 1
+
+
+async def test_an_absent_collector_does_not_delay_the_exit(
+    registry: OperationRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(registry)
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    # A day, so that the test ends only if nothing waits for the collector.
+    with exporting(registry, endpoint=endpoint, timeout=86_400):
+        await registry.execute("test.inner")
+
+    (record,) = caplog.records
+    assert record.getMessage() == f"no collector at {endpoint}: the last telemetry is not sent"

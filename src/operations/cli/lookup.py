@@ -81,7 +81,7 @@ async def list_operations(
         elif not chosen and screen.is_terminal:
             is_all = not (words or namespace or tag or type or source)
             screen.note("there are no operations yet" if is_all else "nothing matches")
-        if any(each.kind == "local" for each in hub.absent()):
+        if wanted.is_all and any(each.kind == "local" for each in hub.absent()):
             # A module that does not exist is an error of the config, which no retry mends.
             return ExitCode.CONFIG
         # The requested source, or a source with the requested namespace, may be absent.
