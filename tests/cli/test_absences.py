@@ -46,9 +46,9 @@ def test_commands_continue_without_missing_sources_and_report_them(run: Run) -> 
         "one module does not exist"
     )
     for words in (
-        "local is not available: ./gone.py is neither",
-        "openapi:shop is not available: operations.toml: openapi.shop.document names no file: there is no gone.json",
-        "mcp:gone.json is not available: operations.toml: mcp_json names no file",
+        "local is not available: operations.toml:2: modules[1] is wrong: ./gone.py is neither",
+        "openapi.shop.document names no file: there is no gone.json",
+        "mcp:gone.json is not available: operations.toml:3: mcp_json names no file",
         "mcp:files is not available: files cannot be started: there is no such folder",
     ):
         assert listed.err.count(words) == 1

@@ -307,14 +307,18 @@ def build_crowd(count: int = 5000, namespaces: int = 25) -> OperationRegistry:
 
 
 @contextmanager
-def served(registry: OperationRegistry) -> Iterator[str]:
-    """A hub in a thread, so that the test's own thread is free for the browser; gives its address."""
+def served(registry: OperationRegistry, *, is_protected: bool = False) -> Iterator[str]:
+    """A hub in a thread, so that the test's own thread is free for the browser; gives its address.
+
+    A protected hub shows nothing to callers without a key.
+    """
     keys = APIKeys({hash_key(KEY): Identity("alice", ["task:write"])})
     app = create_app(
         registry,
         identity=keys,
         scopes_supported=["task:write"],
         console=True,
+        anonymous=not is_protected,
         graph=CallGraph(limit=1000),
     )
     started = threading.Event()

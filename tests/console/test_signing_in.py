@@ -1,9 +1,9 @@
 """A denied call works after signing in, and the key is never stored."""
 
 import pytest
-from playwright.sync_api import Page, Route, expect
-from tests.console.conftest import Eyes, keep
-from tests.console.hub import KEY
+from playwright.sync_api import Browser, Page, Route, expect
+from tests.console.conftest import Eyes, Witness, keep
+from tests.console.hub import KEY, build_registry, served
 
 
 def sign_in(page: Page, key: str = KEY) -> None:
@@ -163,3 +163,47 @@ def test_recent_calls_are_a_tree_of_the_callers_own_calls(eyes: Eyes) -> None:
     expect(tree.locator(".name")).to_have_text(["task.summary", "task.get", "task.get"])
     expect(tree.locator(".took").first).to_contain_text("ms")
     keep(page, "recent-calls")
+
+
+def test_the_first_visit_of_a_protected_console_is_a_page_to_sign_in(browser: Browser) -> None:
+    with served(build_registry(), is_protected=True) as address:
+        witness = Witness(address)
+        witness.expect("/operations", 401)
+        witness.expect("/session", 401)
+        page = Eyes(browser, witness).open()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+        expect(page.locator(".result.failed")).to_have_count(0)
+        keep(page, "protected")
+        page.locator("#page-key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("This key or token is not valid.")
+        page.locator("#page-key").fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("banner")).to_contain_text("alice")
+        expect(page.get_by_role("heading", level=1)).not_to_have_text("Sign in")
+        assert witness.found == []
+        page.context.close()
+
+
+def test_bars_of_calls_have_one_scale(eyes: Eyes) -> None:
+    page = eyes.open()
+    sign_in(page)
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    calls = [
+        {
+            "requestId": str(n),
+            "operationId": "task.get",
+            "startedAt": n,
+            "duration": s,
+            "outcome": "success",
+        }
+        for n, s in enumerate((1.0, 0.25, 0.5))
+    ]
+    page.route("**/calls", lambda route: route.fulfill(json={"calls": calls}))
+    page.get_by_role("link", name="Recent calls").click()
+    expect(page.locator(".call-tree")).to_have_count(3)
+    track = page.locator(".track").first.bounding_box()
+    widths = [bar.bounding_box() for bar in page.locator(".track .bar").all()]
+    assert track is not None
+    parts = [round(each["width"] / track["width"], 2) for each in widths if each is not None]
+    assert parts == [0.5, 0.25, 1.0], "the latest call is first"

@@ -129,6 +129,21 @@ def test_agents_see_their_own_calls_and_their_person_sees_all() -> None:
     assert first.isdisjoint(second)
 
 
+def test_the_watches_of_open_pages_are_no_calls() -> None:
+    registry = build()
+
+    @registry.operation("hub.watch", type="query")
+    async def watch() -> int:
+        return 1
+
+    http = client(registry, known=False)
+    http.post("/call", json={"operation": "hub.watch", "input": {}})
+    http.post("/call", json={"operation": "open.hello", "input": {}})
+
+    (call,) = http.get("/calls").json()["calls"]
+    assert call["operationId"] == "open.hello"
+
+
 def test_without_sign_in_all_callers_are_the_same() -> None:
     http = client(build(), known=False)
     http.post("/call", json={"operation": "open.hello", "input": {}})

@@ -186,6 +186,9 @@ def _shown(record: CallRecord, named: set[str]) -> ShownCall:
     return shown if is_named else msgspec.structs.replace(shown, operation_id=None)
 
 
+_WATCHES = frozenset({"approvals.watch", "hub.watch", "hub.watch_workers"})
+"""The subscriptions of the open pages of a console, which are no calls of the person who looks at them."""
+
 _KEPT = 16
 """The number of cached documents: one for each set of visible operations."""
 
@@ -272,8 +275,9 @@ class Pages:
         return [
             record
             for record in self._graph or ()
+            if record.operation_id not in _WATCHES
             # A person also sees the calls of their agents; an agent sees only its own.
-            if (record.identity_id, record.issuer) == caller
+            and (record.identity_id, record.issuer) == caller
             and whose in (((), ()), (record.acting, record.grants))
         ]
 

@@ -21,7 +21,7 @@ export class CallsPage {
         "header",
         { class: "title" },
         el("h1", { tabIndex: -1 }, "Recent calls"),
-        el("p", { class: "description" }, "Your calls and their nested calls. Bars show their start and duration."),
+        el("p", { class: "description" }, "Your calls and their nested calls. Bars show their start and duration, on one scale."),
       ),
       this.rows,
     );
@@ -46,7 +46,9 @@ export class CallsPage {
     if (text === this.shown) return;
     this.shown = text;
     const trees = treesOf(calls);
-    fill(this.rows, trees.length > 0 ? trees.map(treeView) : el("p", { class: "hint" }, this.none));
+    // One scale for all calls on the page, so that a bar shows how long a call took compared with the others.
+    const span = Math.max(0.001, ...trees.map(durationOf));
+    fill(this.rows, trees.length > 0 ? trees.map((tree) => treeView(tree, span)) : el("p", { class: "hint" }, this.none));
   }
 
   leave() {
@@ -68,16 +70,29 @@ export function treesOf(calls) {
 
 const endOf = ({ startedAt, duration: seconds }) => startedAt + (seconds ?? 0) * 1000;
 
-function treeView(root) {
+/** The calls of a tree from top to bottom, with their depth. */
+function callsOf(root) {
   const all = [];
   const walk = (node, depth) => {
     all.push({ ...node.call, depth });
     for (const child of node.children) walk(child, depth + 1);
   };
   walk(root, 0);
-  const from = Math.min(...all.map((call) => call.startedAt));
-  const to = Math.max(from + 0.001, ...all.map(endOf));
-  return el("ul", { class: "call-tree" }, all.map((call) => callRow(call, from, to - from)));
+  return all;
+}
+
+const startOf = (all) => Math.min(...all.map((call) => call.startedAt));
+
+/** The milliseconds from the first start to the last end of a tree. */
+function durationOf(root) {
+  const all = callsOf(root);
+  return Math.max(...all.map(endOf)) - startOf(all);
+}
+
+function treeView(root, span) {
+  const all = callsOf(root);
+  const from = startOf(all);
+  return el("ul", { class: "call-tree" }, all.map((call) => callRow(call, from, span)));
 }
 
 function callRow(call, from, span) {

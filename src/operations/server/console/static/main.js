@@ -194,6 +194,7 @@ class Console {
   async pageOf(wanted) {
     const signIn = this.session.ask;
     const isSignedIn = this.session.identity !== null;
+    if (this.problem?.status === 401 && !isSignedIn) return { element: this.session.page() };
     if (this.problem) return { element: failure(this.problem, undefined, { signIn }) };
     if (wanted === "") return { element: this.welcome() };
     if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });

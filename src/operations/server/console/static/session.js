@@ -10,28 +10,10 @@ export class Session {
     this.changed = changed;
     this.identity = null;
     this.element = el("div", { class: "session" });
-    this.key = el("input", { type: "password", id: "key", autocomplete: "off", spellcheck: "false" });
-    this.error = el("p", { class: "error", role: "alert", hidden: true });
-    this.dialog = el(
-      "dialog",
-      { "aria-labelledby": "sign-in" },
-      el(
-        "form",
-        { method: "dialog", onsubmit: (event) => this.submit(event) },
-        el("h2", { id: "sign-in" }, "Sign in"),
-        el("label", { for: "key", class: "label" }, "Key or token"),
-        this.key,
-        el("p", { class: "hint" }, "The key is sent once, and exchanged for a cookie that scripts cannot read."),
-        this.error,
-        el(
-          "div",
-          { class: "actions" },
-          el("button", { type: "submit", class: "primary" }, "Sign in"),
-          el("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel"),
-        ),
-      ),
-    );
-    this.dialog.addEventListener("close", () => (this.key.value = ""));
+    const cancel = el("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel");
+    this.form = this.formOf("key", el("h2", { id: "sign-in" }, "Sign in"), cancel);
+    this.dialog = el("dialog", { "aria-labelledby": "sign-in" }, this.form.element);
+    this.dialog.addEventListener("close", () => (this.form.key.value = ""));
     document.body.append(this.dialog);
     this.draw();
   }
@@ -47,24 +29,50 @@ export class Session {
     if (stringify(found) !== stringify(before)) this.draw();
   }
 
+  /** A form that asks for a key; `id` is that of its field. */
+  formOf(id, heading, cancel = null) {
+    const key = el("input", { type: "password", id, autocomplete: "off", spellcheck: "false" });
+    const error = el("p", { class: "error", role: "alert", hidden: true });
+    const form = { key, error };
+    form.element = el(
+      "form",
+      { method: "dialog", onsubmit: (event) => this.submit(event, form) },
+      heading,
+      el("label", { for: id, class: "label" }, "Key or token"),
+      key,
+      el("p", { class: "hint" }, "The key is sent once, and exchanged for a cookie that scripts cannot read."),
+      error,
+      el("div", { class: "actions" }, el("button", { type: "submit", class: "primary" }, "Sign in"), cancel),
+    );
+    return form;
+  }
+
+  /** The page of a server that shows nothing to callers without a key. */
+  page() {
+    const heading = el("h1", { tabIndex: -1 }, "Sign in");
+    const form = this.formOf("page-key", el("p", { class: "description" }, "This server shows its operations to callers with a key or a token."));
+    form.element.className = "sign-in";
+    return el("article", { class: "operation" }, el("header", { class: "title" }, heading), form.element);
+  }
+
   ask = () => {
-    this.error.hidden = true;
+    this.form.error.hidden = true;
     this.dialog.showModal();
-    this.key.focus();
+    this.form.key.focus();
   };
 
-  async submit(event) {
+  async submit(event, form) {
     event.preventDefault();
-    const key = this.key.value.trim();
-    this.key.value = "";
+    const key = form.key.value.trim();
+    form.key.value = "";
     if (key === "") return;
     try {
       // Not valid in a header, so not a key.
       if (/[^\x21-\x7e]/.test(key)) throw new Error("A key has only printable ASCII characters, without spaces.");
       this.identity = await api.signIn(key);
     } catch (error) {
-      fill(this.error, error.status === 401 ? "This key or token is not valid." : plainString(error.message)).hidden = false;
-      this.key.focus();
+      fill(form.error, error.status === 401 ? "This key or token is not valid." : plainString(error.message)).hidden = false;
+      form.key.focus();
       return;
     }
     this.dialog.close();
