@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations.base.json.values import to_json
+from operations.base.work import Work
 from operations.schema import CastPolicy, CompiledSchema, Schema
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.thorough import CreatingPass, Pass
@@ -254,11 +255,11 @@ def test_both_passes_agree_on_values_without_conversion(
     """The quick pass may fail; if it succeeds, its result equals that of the thorough pass."""
     checker = Checker(schema)
     planner = Planner(checker, keep=policy == "keep")
-    once = (CreatingPass if policy == "create" else Pass)(planner)
+    once = (CreatingPass if policy == "create" else Pass)(planner, Work())
     root = planner.plan((checker.document.root,))
     thorough = once.cast(root, value)
     try:
-        quick = StrippingPass(once).cast(root, value)
+        quick = StrippingPass(once, Work()).cast(root, value)
     except NeedsRepair:
         return
 

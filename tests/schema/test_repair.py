@@ -131,4 +131,4 @@ def test_a_property_may_exclude_only_some_members() -> None:
     assert schema.cast({"kind": "k1", "id": 1}).changes == []
     assert schema.cast({"kind": "k1", "id": "x"}).value == {"id": "x"}
     assert schema.cast({"id": "x"}).changes == []
-    assert [change.kind for change in schema.cast({"id": []}).changes] == ["mismatch"]
+    assert {change.kind for change in schema.cast({"id": []}).changes} == {"mismatch"}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations.base.json.values import MAX_DEPTH, TOO_LONG, JSONValueError, to_json
+from operations.base.work import Work
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import Pass
@@ -27,17 +28,17 @@ POINT = {
 def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
     planner = Planner(Checker(document))
     root = planner.plan((planner.document.root,))
-    return StrippingPass(Pass(planner)).cast(root, value, levels=room)
+    return StrippingPass(Pass(planner, Work()), Work()).cast(root, value, levels=room)
 
 
 def _shape(document: Any) -> PlanType | None:
     planner = Planner(Checker(document))
-    return Shaper(Pass(planner).default).shape(planner.plan((planner.document.root,)))
+    return Shaper(Pass(planner, Work()).default).shape(planner.plan((planner.document.root,)))
 
 
 def test_a_name_that_no_struct_can_have_does_not_affect_other_types() -> None:
     planner = Planner(Checker({"$defs": {"point": POINT}}))
-    shaper = Shaper(Pass(planner).default, closed=True)
+    shaper = Shaper(Pass(planner, Work()).default, closed=True)
     for number in range(40):
         named = {"type": "object", "properties": {f'"{number}"': {"type": "integer"}}}
         quoted = Planner(Checker(named))
@@ -342,6 +343,6 @@ def test_a_part_without_a_schema_that_may_not_be_json_is_not_copied_in_c(free: A
 def test_a_value_with_a_part_without_a_schema_is_not_known_to_be_clean() -> None:
     planner = Planner(Checker(FREE))
     root = planner.plan((planner.document.root,))
-    strip = StrippingPass(Pass(planner))
+    strip = StrippingPass(Pass(planner, Work()), Work())
     assert strip.typed(root) is not None
     assert strip.check_text(root) is None

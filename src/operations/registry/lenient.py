@@ -26,6 +26,7 @@ from operations.base.json.values import (
     kind_of,
     unescape,
 )
+from operations.base.work import Explanation, Work
 from operations.contract.envelopes import ResponseEnvelope, add_changes
 from operations.registry.middleware import Envelope
 from operations.registry.plan import CallPlan
@@ -37,8 +38,8 @@ _ROUNDS: Final = 4
 """How many levels of JSON inside strings are decoded."""
 
 _FIXED: Final = frozenset({
-    "additionalProperties", "dependentRequired", "json", "maxItems", "maxProperties", "minItems", "minProperties",
-    "propertyNames", "required", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    "additionalProperties", "budget", "dependentRequired", "json", "maxItems", "maxProperties", "minItems",
+    "minProperties", "propertyNames", "required", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
 """Keywords whose failures no conversion can fix; in particular, unknown properties are never removed."""
 
@@ -57,8 +58,9 @@ def convert_input(compiled: CompiledSchema, value: Any) -> CastResult | None:
     notes: dict[_Note, Change] = {}
     counts = Counter[_Note]()
     budget = MAX_REQUEST_VALUES
+    work = Explanation()
     for _ in range(_ROUNDS):
-        issues = compiled.errors(holder[0])
+        issues = compiled.errors(holder[0], work)
         if not issues:
             changes = [
                 msgspec.structs.replace(change, count=counts[note])
@@ -128,8 +130,8 @@ def noting(plan: CallPlan, changes: Sequence[Change]) -> CallPlan:
     """Return a plan for one call that adds `changes` to its first envelope."""
     noting, finish, waiting = copy(plan), plan.finish, [changes]
 
-    def noted(result: Any) -> Envelope:
-        envelope = finish(result)
+    def noted(result: Any, work: Work | None = None) -> Envelope:
+        envelope = finish(result, work)
         if not waiting:
             return envelope
         return ResponseEnvelope(envelope.data, add_changes(envelope.meta, waiting.pop()))

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import inf
 from time import perf_counter, time, time_ns
 from types import CoroutineType
@@ -26,14 +27,15 @@ from operations.base.json.values import (
     TOO_LONG,
     JSONValueError,
     as_json,
-    count_values,
     nests_within,
     object_of,
     reject_masked,
     to_json,
+    to_json_within,
 )
 from operations.base.text import printable
 from operations.base.time_limit import TimeLimit
+from operations.base.work import INLINE, BudgetSpentError, InlineWork, Work
 from operations.contract.access import access_denied, has_delegated_authority
 from operations.contract.channel import CLOSED
 from operations.contract.context import OperationContext, RunScope
@@ -61,8 +63,11 @@ from operations.schema import (
     CompiledSchema,
     Normalise,
     Schema,
+    ValidationIssue,
+    as_json_within,
     invalid_json,
     validate_or_raise,
+    within_budget,
 )
 
 logger = logging.getLogger("operations")
@@ -318,10 +323,14 @@ async def invoke(
         # A plain function that does not block may return a result or an awaitable.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]
-        if type(result) in ENVELOPES and is_large(result):  # pyright: ignore[reportUnknownArgumentType]
-            envelope = await asyncio.to_thread(plan.finish, result)
+        # As `to_envelope`, which would be another coroutine for every call.
+        if type(result) is DescribedEnvelope and _is_large(result):  # pyright: ignore[reportUnknownArgumentType]
+            envelope = await _finish_in_thread(plan, result)
         else:
-            envelope = plan.finish(result)
+            try:
+                envelope = plan.finish(result)
+            except BudgetSpentError:
+                envelope = await _finish_in_thread(plan, result)
         if series is not None:
             meta = envelope.meta
             if type(meta) is not LocalResponseMeta or meta.changes:
@@ -472,24 +481,26 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: ChangeLog) -> Finis
     certain = frozenset[type]() if compiled is None else compiled.certain
     containers = frozenset({dict}) if compiled is None else compiled.plan.open_containers
 
-    def finish(result: Any) -> Envelope:
+    def finish(result: Any, work: Work | None = None) -> Envelope:
         kind = type(result)  # pyright: ignore[reportUnknownVariableType]
         changes = None
         if kind in certain and (kind is not int or result.bit_length() < _BITS):
             data = result
         elif kind in containers:
-            data = to_json(result)
+            data = to_json_within(result, work)
         else:
             if kind is int:
                 to_json(result)  # rejected if it has too many digits
             elif kind not in JSON_TYPES:
                 if kind is DescribedEnvelope:
-                    return _finish_described(result, operation_id, policy, log)
+                    return _finish_described(result, operation_id, policy, log, work)
                 if isinstance(result, ResponseEnvelope):
-                    return pass_on(result)  # pyright: ignore[reportUnknownArgumentType]
+                    return pass_on(result, work)  # pyright: ignore[reportUnknownArgumentType]
                 if isinstance(result, (bytes, bytearray, memoryview)):
                     return local_envelope(bytes(cast("bytes", result)), operation_id)
-            data, changes = normalise(result)
+            data, changes = (
+                normalise(result, None) if work is None else within_budget(normalise, result, work)
+            )
         # `local_envelope`, inlined: this is the last step of nearly every call.
         meta = LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
         if changes is not None:
@@ -497,44 +508,60 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: ChangeLog) -> Finis
             meta = add_changes(meta, changes)
         return ResponseEnvelope(data, meta)
 
-    def pass_on(envelope: Envelope) -> Envelope:
+    def pass_on(envelope: Envelope, work: Work | None) -> Envelope:
         """Return a handler's own envelope with its meta; normalise its data if there is a schema."""
         if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
             not isinstance(envelope.meta, LocalResponseMeta)
             and (compiled is None or _is_not_described(envelope))
         ):
-            return proper(envelope)
-        return _normalised(envelope, normalise, log)
+            return proper(envelope, work)
+        return _normalised(envelope, normalise, log, work)
 
     return finish
 
 
-_LARGE, _LARGE_TEXT = 10_000, 1024 * 1024
-"""Results of other services with at least this many values, or characters of text, are normalised in a thread."""
+async def to_envelope(plan: CallPlan, result: Any) -> Envelope:
+    """Turn the result of a handler into an envelope: in a thread if it needs much work.
 
-ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
-"""The types of envelopes, for a check that is much faster than `isinstance` of a struct."""
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if the result is too large to be converted to JSON.
+    """
+    if type(result) is not DescribedEnvelope or not _is_large(result):  # pyright: ignore[reportUnknownArgumentType]
+        with suppress(BudgetSpentError):
+            return plan.finish(result)
+    return await _finish_in_thread(plan, result)
 
 
-def is_large(envelope: Envelope) -> bool:
-    """Return whether normalising the result of a service could block the event loop for long."""
-    data = envelope.data
-    if type(envelope) is DescribedEnvelope:
-        if envelope.is_clean:
-            return False
-        schema, size = envelope.schema, envelope.size
-        if schema is not None and schema.casts_slowly:
-            return True
-        # A JSON value takes at least two bytes, including its separator.
-        if size is not None and size <= 2 * _LARGE:
-            return False
-    if type(data) is str:
-        return len(data) > _LARGE_TEXT
-    return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE
+def _is_large(envelope: DescribedEnvelope[Any]) -> bool:
+    """Return whether normalising the result of a service takes too long for the event loop."""
+    if envelope.is_clean:
+        return False
+    schema, size = envelope.schema, envelope.size
+    return (schema is not None and schema.casts_slowly) or (size is not None and size > INLINE)
+
+
+async def _finish_in_thread(plan: CallPlan, result: Any) -> Envelope:
+    """Turn a result that needs much work into an envelope, within the whole budget; stop when the caller leaves.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if the result is too large to be converted to JSON.
+    """
+    work = Work()
+    try:
+        return await asyncio.to_thread(plan.finish, result, work)
+    except BudgetSpentError:
+        message = f"{plan.id}: the result is too large to be converted to JSON"
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message) from None
+    finally:
+        work.stop()
 
 
 def _finish_described(
-    envelope: DescribedEnvelope[Any], operation_id: str, policy: OutputPolicy, log: ChangeLog
+    envelope: DescribedEnvelope[Any],
+    operation_id: str,
+    policy: OutputPolicy,
+    log: ChangeLog,
+    work: Work | None,
 ) -> Envelope:
     """Return a handler's envelope, normalised with its own schema."""
     plain, schema = ResponseEnvelope(envelope.data, envelope.meta), envelope.schema
@@ -543,20 +570,26 @@ def _finish_described(
     if envelope.is_raw and (schema is None or schema.is_unknown):
         schema = _ANY_BUT_TEXT
     if schema is None or type(plain.data) is bytes:
-        return proper(plain)
+        return proper(plain, work)
     if schema.casts_slowly:
         schema.begin_casts()
     # No policy replaces text that was received instead of JSON.
     used: OutputPolicy = "cast" if envelope.is_raw and policy == "create" else policy
     compiled = None if used == "off" else _compiled(operation_id, schema)
     if compiled is None:
-        return proper(plain)
-    return _normalised(plain, _normalise(operation_id, compiled, used), log)
+        return proper(plain, work)
+    return _normalised(plain, _normalise(operation_id, compiled, used), log, work)
 
 
-def _normalised(envelope: Envelope, normalise: Normalise, log: ChangeLog) -> Envelope:
+def _normalised(
+    envelope: Envelope, normalise: Normalise, log: ChangeLog, work: Work | None
+) -> Envelope:
     """Return an envelope with its data normalised, and the changes added to its meta."""
-    data, changes = normalise(envelope.data)
+    data, changes = (
+        normalise(envelope.data, None)
+        if work is None
+        else within_budget(normalise, envelope.data, work)
+    )
     if changes is None:
         return ResponseEnvelope(data, envelope.meta)
     log.note(changes)
@@ -587,14 +620,18 @@ def of_middleware(result: object) -> Envelope:
     return proper(result)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def proper(envelope: Envelope) -> Envelope:
-    """Return an envelope that user code created, with its data converted to JSON or bytes."""
+def proper(envelope: Envelope, work: Work | None = None) -> Envelope:
+    """Return an envelope that user code created, with its data converted to JSON or bytes.
+
+    Raises:
+        BudgetSpentError: If that takes more than the budget.
+    """
     data: Any = envelope.data
     if type(data) is bytes:
         return envelope
     if isinstance(data, (bytes, bytearray, memoryview)):
         return ResponseEnvelope(bytes(cast("bytes", data)), envelope.meta)
-    plain = as_json(data)
+    plain = as_json_within(data, work or InlineWork())
     return envelope if plain is data else ResponseEnvelope(plain, envelope.meta)
 
 
@@ -605,26 +642,38 @@ def _normalise(
 ) -> Normalise:
     """Return the function that converts a result to JSON and applies `policy`."""
     if compiled is None:
-        return lambda value: (to_json(without_objects(value)), None)
+        return _convert
     if policy == "cast" or policy == "keep" or policy == "create":
         return compiled.normaliser(policy)
-    is_valid = compiled.is_valid
 
-    def warn(value: Any) -> tuple[Any, list[Change] | None]:
-        data = to_json(without_objects(value))
-        return data, None if is_valid(data) else compiled.mismatches(data)
+    def warn(value: Any, work: Work | None = None) -> tuple[Any, list[Change] | None]:
+        work = work or InlineWork()
+        data, _ = _convert(value, work)
+        return data, None if compiled.fits(data, work) else compiled.mismatches(data, work)
 
-    def refuse(value: Any) -> tuple[Any, list[Change] | None]:
-        data = to_json(without_objects(value))
-        if not is_valid(data):
+    def refuse(value: Any, work: Work | None = None) -> tuple[Any, list[Change] | None]:
+        is_last, work = work is not None, work or InlineWork()
+        data, _ = _convert(value, work)
+        try:
+            issues = [] if compiled.fits(data, work) else compiled.errors(data)
+        except BudgetSpentError:
+            if not is_last:
+                raise
+            issues = [ValidationIssue("", "was not checked: budget", "budget")]
+        if issues:
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,
                 f"{operation_id} returned a result that does not match its output schema",
-                {"errors": msgspec.to_builtins(compiled.errors(data))},
+                {"errors": msgspec.to_builtins(issues)},
             )
         return data, None
 
     return refuse if policy == "strict" else warn
+
+
+def _convert(value: Any, work: Work | None = None) -> tuple[Any, None]:
+    """Convert a result to JSON, without a schema."""
+    return to_json_within(without_objects(value, work), work), None
 
 
 def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:

@@ -7,12 +7,13 @@ import os
 from collections.abc import (
     Callable,
 )
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from msgspec.json import encode
 
 from operations.base.patterns import Patterns
 from operations.base.threads import _forget_all_threads, is_blocking
+from operations.base.work import Work
 from operations.contract.access import permission, resource_permission
 from operations.contract.context import OperationContext, Reach
 from operations.contract.events import CallAbandoned, now
@@ -24,8 +25,23 @@ from operations.registry.middleware import Envelope
 from operations.registry.services import ChangeLog, PipelineHost
 
 logger = logging.getLogger("operations")
-Finisher: TypeAlias = Callable[[Any], Envelope]
-"""Turns the result of a handler into the envelope for its caller."""
+
+
+class Finisher(Protocol):
+    """Turns the result of a handler into the envelope for its caller."""
+
+    def __call__(self, result: Any, work: Work | None = None) -> Envelope:
+        """Return the envelope.
+
+        Args:
+            result: The result.
+            work: The budget; by default that of the event loop.
+
+        Raises:
+            BudgetSpentError: If the default budget does not suffice, or the result cannot even be converted to JSON.
+        """
+
+
 """Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 """How long a thread waits for more work before it ends."""
 

@@ -11,7 +11,13 @@ from operations.base.errors import CallError, ErrorCode, timed_out
 from operations.base.time_limit import TimeLimit
 from operations.contract.context import OperationContext
 from operations.registry.middleware import Call, Envelope, NextStream
-from operations.registry.path import ENVELOPES, admit, enter, guard, is_large, of_middleware
+from operations.registry.path import (
+    admit,
+    enter,
+    guard,
+    of_middleware,
+    to_envelope,
+)
 from operations.registry.plan import CallPlan
 from operations.registry.reports import fail, recorded, report_item, report_start
 from operations.registry.timing import alarm_of, before
@@ -83,10 +89,7 @@ async def _items(
                 except GeneratorExit as error:
                     # The handler raised it: a consumer that leaves raises it at `yield`.
                     fail(plan, context, error)
-                if type(item) in ENVELOPES and is_large(item):  # pyright: ignore[reportUnknownArgumentType]
-                    yield await asyncio.to_thread(plan.finish, item)
-                else:
-                    yield plan.finish(item)
+                yield await to_envelope(plan, item)
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - `fail` raises it

@@ -1,6 +1,12 @@
 """JSON Schema as data: check a value, explain its errors, cast it to match the schema."""
 
-from operations.schema.casting import CastPolicy, Normalise
+from operations.schema.casting import (
+    NOT_NORMALISED,
+    CastPolicy,
+    Normalise,
+    as_json_within,
+    within_budget,
+)
 from operations.schema.casting.changes import MAX_MESSAGE, MAX_PATH, CastResult, Change, ChangeKind
 from operations.schema.checking import SharedDefinitions
 from operations.schema.document import (
@@ -21,6 +27,7 @@ from operations.schema.python.signatures import Signature, signature_of
 __all__ = [
     "MAX_MESSAGE",
     "MAX_PATH",
+    "NOT_NORMALISED",
     "CastPolicy",
     "CastResult",
     "Change",
@@ -35,6 +42,7 @@ __all__ = [
     "SharedDefinitions",
     "Signature",
     "ValidationIssue",
+    "as_json_within",
     "assert_is_schema",
     "collect_errors",
     "converter_for",
@@ -46,4 +54,5 @@ __all__ = [
     "schema_for",
     "signature_of",
     "validate_or_raise",
+    "within_budget",
 ]

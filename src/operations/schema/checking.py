@@ -359,6 +359,7 @@ class Checker:
 
     Attributes:
         document: A copy of the compiled document, with bounded patterns.
+        graph: The graph of its references.
         recursive: Whether its references are recursive, so that validation is as deep as the data.
         accepts: Returns whether a JSON value is valid.
         dropped: Patterns that were removed, with their locations.
@@ -399,11 +400,13 @@ class Checker:
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
             # As an absolute reference: a relative one would be resolved against itself.
             root_schema[self.document.dialect.id_keyword] = self.document.uri
-        graph = Graph(self.document, shared.graph if shared else None)
-        self.recursive = graph.is_recursive(above)
+        self.graph = Graph(self.document, shared.graph if shared else None)
+        self.recursive = self.graph.is_recursive(above)
         if shared is None:
             self.accepts = self._build(root_schema)
         else:
+            # The plans of all documents look up their costs there.
+            shared.graph.include(self.graph)
             self.dropped += shared.take_dropped()
             shared.fancy = shared.fancy or patterns.fancy
             self.accepts = shared.accepts_at((self.document.root,))

@@ -25,6 +25,7 @@ from operations.base.json.values import (
     count_values,
     is_list,
     is_object,
+    object_of,
     pointer,
 )
 from operations.base.text import shortened
@@ -353,8 +354,14 @@ class Graph:
         self._document = document
         self._shared = shared
         self.costs: MutableMapping[str, int] = {} if shared is None else ChainMap({}, shared.costs)
-        """For each schema, the number of schemas along one path into the data. Costs of shared schemas are only read
-        here."""
+        """For each schema, the number of schemas along one path into the data; 1 for a schema that is not listed. Costs
+        of shared schemas are only read here."""
+        self.patterns: MutableMapping[str, int] = (
+            {} if shared is None else ChainMap({}, shared.patterns)
+        )
+        """The total length of the patterns along one path into the data, for each schema that has some."""
+        self.has_unknown: bool = shared is not None and shared.has_unknown
+        """Whether only the validator can resolve some reference, so that `costs` may be too low."""
         self._recursive: set[str] = set()
         self.add(document.sites, [document.root.pointer])
 
@@ -366,6 +373,9 @@ class Graph:
             starts: The places of the schemas that data is checked against.
         """
         document = self._document
+        for site in sites:
+            if length := _length_of_patterns(site.schema):
+                self.patterns[site.pointer] = length
         fresh = {
             site.pointer: _edges(document, site)
             for site in sites
@@ -373,6 +383,12 @@ class Graph:
         }
         _refuse_idle_loops(fresh)
         self._refuse_explosions(self._ordered(starts, fresh), fresh)
+
+    def include(self, other: "Graph") -> None:
+        """Add the costs of a document that uses the schemas of this graph."""
+        self.costs.update(_own(other.costs))
+        self.patterns.update(_own(other.patterns))
+        self.has_unknown = self.has_unknown or other.has_unknown
 
     @property
     def has_circles(self) -> bool:
@@ -418,9 +434,15 @@ class Graph:
 
         A recursive reference counts once, because the validator caches its result.
         """
-        costs = self.costs
+        costs, patterns = self.costs, self.patterns
         for place in order:
             near = graph[place]
+            self.has_unknown = self.has_unknown or near.unknown
+            if patterns:
+                length = sum([patterns.get(edge, 0) for edge in (place, *near.here, *near.shared)])
+                length += max([patterns.get(edge, 0) for edge in near.one_each], default=0)
+                if length:
+                    patterns[place] = length
             cost = 1 + sum([costs.get(edge, 1) for edge in (*near.here, *near.shared)])
             cost += max([costs.get(edge, 1) for edge in near.one_each], default=0)
             if cost > MAX_ALTERNATIVES:
@@ -429,6 +451,17 @@ class Graph:
                     f"(more than {MAX_ALTERNATIVES:,})"
                 )
             costs[place] = cost
+
+
+def _own(entries: MutableMapping[str, int]) -> MutableMapping[str, int]:
+    return entries.maps[0] if isinstance(entries, ChainMap) else entries
+
+
+def _length_of_patterns(schema: JSONSchema) -> int:
+    if isinstance(schema, bool) or ("pattern" not in schema and "patternProperties" not in schema):
+        return 0
+    found = [*object_of(schema.get("patternProperties")), schema.get("pattern")]
+    return sum(written_length(each) for each in found if isinstance(each, str) and each != ANY_TEXT)
 
 
 def _refuse_idle_loops(graph: dict[str, _Edges]) -> None:

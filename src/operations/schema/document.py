@@ -24,17 +24,21 @@ from operations.base.json.values import (
 )
 from operations.base.text import printable
 from operations.base.types import JSONObject, JSONSchema
+from operations.base.work import BudgetSpentError, Explanation, Work
 from operations.schema.casting import (
     MAX_MISMATCHES,
+    NOT_NORMALISED,
     Caches,
     CastPolicy,
     Normalise,
     Normaliser,
     caches_of,
+    within_budget,
 )
 from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import MAX_SCHEMA_VALUES
+from operations.schema.dividing import fits
 from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
 from operations.schema.plans import MISSING, Plan
@@ -42,6 +46,9 @@ from operations.schema.references import is_annotation
 from operations.schema.values import scalar_types
 
 _logger = logging.getLogger("operations")
+
+NOT_EXPLAINED = "was not examined further: budget"
+"""The message of the last issue of a value whose explanation needs too much work."""
 
 _ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
 """Types that have no value outside JSON."""
@@ -90,21 +97,41 @@ class CompiledSchema(Checker):
             found = self.normalisers[policy] = Normaliser(self, policy)
         return found.normalise
 
-    def mismatches(self, value: Any) -> list[Change]:
-        """Return the mismatches of a JSON value, one entry per location."""
-        planner = self._caches.planner
-        issues = explain(planner, self.document.root, value, MAX_MISMATCHES)
-        return Changes(place_of(planner, [self.plan])).add_mismatches(issues, value).listed()
+    def fits(self, value: Any, work: Work) -> bool:
+        """Return whether a JSON value is valid.
 
-    def errors(self, value: Any) -> list[ValidationIssue]:
-        """Return the failures of `value`; empty if it is valid. Never raises."""
+        Raises:
+            BudgetSpentError: If the budget does not suffice.
+        """
+        return fits(self.plan, value, work)
+
+    def mismatches(self, value: Any, work: Work) -> list[Change]:
+        """Return the mismatches of a JSON value, one entry per location.
+
+        Raises:
+            BudgetSpentError: If the budget does not suffice.
+        """
+        planner = self._caches.planner
+        issues = explain(planner, self.document.root, value, work, MAX_MISMATCHES)
+        return Changes(place_of(planner, [self.plan]), work).add_mismatches(issues, value).listed()
+
+    def errors(self, value: Any, work: Work | None = None) -> list[ValidationIssue]:
+        """Return the failures of `value`; empty if it is valid. Never raises.
+
+        If the budget is spent, the last one tells that it was.
+        """
+        work = work or Explanation()
+        found: list[ValidationIssue] = []
         try:
             value = as_json(value)
+            if self.fits(value, work):
+                return []
+            explain(self._caches.planner, self.document.root, value, work, into=found)
         except JSONValueError as error:
             return [ValidationIssue(error.path, error.reason, "json")]
-        if self.accepts(value):
-            return []
-        return explain(self._caches.planner, self.document.root, value)
+        except BudgetSpentError:
+            found.append(ValidationIssue("", NOT_EXPLAINED, "budget"))
+        return found
 
 
 class Schema:
@@ -314,14 +341,16 @@ class Schema:
     def cast(self, value: Any, policy: CastPolicy = "cast") -> CastResult:
         """Return `value` normalised under `policy`, and the changes. Never modifies `value`.
 
-        A value that cannot be converted to JSON is returned unchanged.
+        A value that cannot be converted to JSON, or that needs more work than its budget, is returned unchanged.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.
         """
         normalise = self.compile().normaliser(policy)
         try:
-            result, changes = normalise(value)
+            result, changes = within_budget(normalise, value, Work())
+        except BudgetSpentError:
+            return CastResult(value, [Change("", "mismatch", 1, NOT_NORMALISED)])
         except JSONValueError:
             return CastResult(value, [])
         return CastResult(result, changes or [])

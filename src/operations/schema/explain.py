@@ -22,9 +22,11 @@ from operations.base.json.values import (
 )
 from operations.base.text import SUGGESTS, suggestion
 from operations.base.types import JSONObject
+from operations.base.work import STEP, Work
 from operations.schema.compiling import text_test
-from operations.schema.members import Member, Tags, nearest, union_at
-from operations.schema.plans import Plan, Planner
+from operations.schema.dividing import fits, size_of
+from operations.schema.members import Member, Tags, fitting_of, nearest, union_at
+from operations.schema.plans import PLAN, Plan, Planner
 from operations.schema.references import Site, item_keywords
 from operations.schema.values import flat_failures, listed, type_of
 
@@ -81,16 +83,17 @@ def _wrong_tag(
     return None
 
 
-def evaluated(planner: Planner, site: Site, value: Any) -> set[Any]:
+def evaluated(planner: Planner, site: Site, value: Any, work: Work) -> set[Any]:
     """Return the names or indexes that a schema at `site`, other than `unevaluated*`, has evaluated in a container."""
     schema = planner.document.keywords(site)
     found: set[Any]
     everything: set[Any]
+    work.spend(STEP + len(value) * _ENTRY)
     if is_object(value):
         everything, rest, unevaluated = set(value), "additionalProperties", "unevaluatedProperties"
         found = set(schema.get("properties", ())) & everything
         for pattern in schema.get("patternProperties", ()):
-            found.update(filter(text_test(pattern), value))
+            found.update(_named(pattern, value, work))
     else:
         first, rest = item_keywords(schema)
         everything, unevaluated = set(range(len(value))), "unevaluatedItems"
@@ -98,30 +101,36 @@ def evaluated(planner: Planner, site: Site, value: Any) -> set[Any]:
         # Up to 2019-09, `contains` did not evaluate items.
         if "contains" in schema and first == "prefixItems":
             wanted = planner.plan((planner.document.at(site, "contains"),))
-            found.update(index for index, item in enumerate(value) if wanted.accepts(item))
+            found.update(index for index, item in enumerate(value) if fits(wanted, item, work))
     if rest in schema:
         return everything
-    for member in _applied(planner, site, value):
+    for member in _applied(planner, site, value, work):
         if unevaluated in planner.document.keywords(member):
             return everything
-        found |= evaluated(planner, member, value)
+        found |= evaluated(planner, member, value, work)
     return found
 
 
-def _applied(planner: Planner, site: Site, value: Any) -> Iterator[Site]:
+def _named(pattern: str, value: JSONObject, work: Work) -> set[str]:
+    """Return the names of properties that match a pattern."""
+    work.spend(len(value) * 3 * _ENTRY + size_of([*value]) * len(pattern) * 2 // 5)
+    return set(filter(text_test(pattern), value))
+
+
+def _applied(planner: Planner, site: Site, value: Any, work: Work) -> Iterator[Site]:
     """Yield the schemas that apply to the same value as `site`, and accept it."""
     at, schema = planner.document.at, planner.document.keywords(site)
     candidates = [target for _, target in planner.document.references(site) if target]
     for keyword in ("allOf", "anyOf", "oneOf"):
         candidates += [at(site, keyword, index) for index in range(len(schema.get(keyword, ())))]
     if "if" in schema:
-        holds = planner.plan((at(site, "if"),)).accepts(value)
+        holds = fits(planner.plan((at(site, "if"),)), value, work)
         candidates += [
             at(site, name) for name in ("if", "then" if holds else "else") if name in schema
         ]
     dependents: JSONObject = schema.get("dependentSchemas", {})
     candidates += [at(site, "dependentSchemas", name) for name in dependents if name in value]
-    yield from (member for member in candidates if planner.plan((member,)).accepts(value))
+    yield from (member for member in candidates if fits(planner.plan((member,)), value, work))
 
 
 MAX_ISSUES = 100
@@ -129,6 +138,14 @@ MAX_ISSUES = 100
 
 _MAX_STEPS = 10_000
 """The largest number of checks of a value against a schema in one explanation."""
+
+_ISSUE = 5 * STEP
+"""The units of work to follow one schema at one place."""
+
+_ENTRY = 4
+"""The units of work for one property or item, beside those of its value."""
+
+_LISTS = frozenset({"enum", "uniqueItems"})
 
 _LONG = 20
 """Similar names are not suggested for objects with more properties than this."""
@@ -154,23 +171,46 @@ def explain(
     planner: Planner,
     root: Site,
     value: Any,
+    work: Work,
     limit: int = MAX_ISSUES,
     known: Known = NONE_KNOWN,
+    *,
+    into: list[ValidationIssue] | None = None,
 ) -> list[ValidationIssue]:
-    """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects."""
-    found: dict[ValidationIssue, None] = {}
-    for issue in _Walk(planner, known).issues(root, value, ""):
-        found[issue] = None
+    """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects.
+
+    Args:
+        planner: Creates the plans.
+        root: The schema.
+        value: The value.
+        work: The budget.
+        limit: The largest number of failures.
+        known: The parts of the value that are known to be valid.
+        into: The list to fill, which has the failures so far if an error is raised.
+
+    Raises:
+        BudgetSpentError: If the budget is spent.
+    """
+    found: list[ValidationIssue] = [] if into is None else into
+    seen = set[ValidationIssue]()
+    for issue in _Walk(planner, work, known).issues(root, value, ""):
+        if issue not in seen:
+            seen.add(issue)
+            found.append(issue)
         if len(found) == limit:
             break
-    return list(found) or [ValidationIssue("", "does not match the schema", "schema")]
+    if not found:
+        found.append(ValidationIssue("", "does not match the schema", "schema"))
+    return found
 
 
 class _Walk:
     """One explanation, which follows the schema and the value in parallel."""
 
-    def __init__(self, planner: Planner, known: Known) -> None:
+    def __init__(self, planner: Planner, work: Work, known: Known) -> None:
         self._planner = planner
+        self._work = work
+        self._made = planner.made
         self._known = known
         self._document = planner.document
         self._seen: set[tuple[str, str]] = set()
@@ -180,10 +220,17 @@ class _Walk:
         if (site.pointer, path) in self._seen or len(self._seen) >= _MAX_STEPS:
             return
         self._seen.add((site.pointer, path))
+        made = self._planner.made
+        self._work.spend(_ISSUE + (made - self._made) * PLAN)
+        self._made = made
         if site.schema is False:
             yield ValidationIssue(path, "is not allowed here", "false")
             return
         schema = self._document.keywords(site)
+        for keyword in _LISTS.intersection(schema):
+            # Compared in Python.
+            of_list = schema[keyword] if keyword == "enum" else value
+            self._work.spend(size_of(of_list) * STEP if is_list(of_list) else 0)
         for keyword, message in flat_failures(schema, value):
             yield ValidationIssue(path, message, keyword)
         for keyword, target in self._document.references(site):
@@ -198,11 +245,12 @@ class _Walk:
             yield from self._array(site, schema, value, path)
 
     def _matches(self, site: Site, value: Any) -> bool:
-        return self._test(site)(value)
+        return fits(self._planner.plan((site,)), value, self._work)
 
     def _test(self, site: Site) -> Callable[[Any], bool]:
         """Return the validator of a schema, which selects the invalid parts of a value: most parts are valid."""
-        return self._planner.plan((site,)).accepts
+        plan, work = self._planner.plan((site,)), self._work
+        return lambda value: fits(plan, value, work)
 
     def _in_place(
         self, site: Site, schema: JSONObject, value: Any, path: str
@@ -225,7 +273,7 @@ class _Walk:
     ) -> Iterator[ValidationIssue]:
         """Yield the failures of the alternative that is nearest to the value."""
         union = union_at(self._planner, site, keyword)
-        fitting = sum(plan.accepts(value) for _, plan in union.candidates(value))
+        fitting = len(fitting_of(union.candidates(value), value, self._work))
         if fitting > 1 and keyword == "oneOf":
             yield ValidationIssue(
                 path, f"matches {fitting} of the alternatives instead of one", keyword
@@ -249,12 +297,13 @@ class _Walk:
             place = path + short_pointer(name)
             yield ValidationIssue(place, f"must be one of {listed(choices)}", keyword)
         else:
-            yield from self.issues(nearest(likely, value), value, path)
+            yield from self.issues(nearest(likely, value, self._work), value, path)
 
     def _object(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
     ) -> Iterator[ValidationIssue]:
         at = self._document.at
+        self._work.spend(len(value) * 2 * _ENTRY)
         properties: JSONObject = schema.get("properties", {})
         for name in schema.get("required", ()):
             # In draft 4 and older, `required: true` may appear in other places; the meta-schema reports it.
@@ -263,11 +312,11 @@ class _Walk:
         yield from self._dependencies(site, schema, value, path)
         for name in filter(properties.__contains__, value):
             (part, plan), item = self._planner.property(site, name), value[name]
-            if type(item) not in SCALARS or not plan.accepts(item):
+            if type(item) not in SCALARS or not fits(plan, item, self._work):
                 yield from self.issues(part, item, path + short_pointer(name))
         unnamed = value.keys() - properties.keys()
         for pattern in schema.get("patternProperties", ()):
-            matched = set(filter(text_test(pattern), value))
+            matched = _named(pattern, value, self._work)
             unnamed -= matched
             yield from self._parts(site, ("patternProperties", pattern), matched, value, path)
         if "additionalProperties" in schema:
@@ -281,7 +330,7 @@ class _Walk:
                         place, f"has a name that {issue.message}", "propertyNames"
                     )
         if "unevaluatedProperties" in schema:
-            rest = value.keys() - evaluated(self._planner, site, value)
+            rest = value.keys() - evaluated(self._planner, site, value, self._work)
             yield from self._parts(site, ("unevaluatedProperties",), rest, value, path)
 
     def _parts(
@@ -294,6 +343,7 @@ class _Walk:
     ) -> Iterator[ValidationIssue]:
         """Yield the failures of the properties that share the schema below `site`, in the order of the value."""
         part = self._document.at(site, *tokens)
+        self._work.spend(len(value) * _ENTRY)
         if part.schema is not False or "patternProperties" in tokens:
             test = self._test(part)
             for name in [name for name in value if name in names and not test(value[name])]:
@@ -333,7 +383,9 @@ class _Walk:
         if "contains" in schema:
             yield from self._contains(site, schema, value, path)
         if "unevaluatedItems" in schema:
-            left = sorted(set(range(len(value))) - evaluated(self._planner, site, value))
+            left = sorted(
+                set(range(len(value))) - evaluated(self._planner, site, value, self._work)
+            )
             yield from self._items(site, "unevaluatedItems", left, value, path)
 
     def _items(
@@ -341,7 +393,7 @@ class _Walk:
     ) -> Iterator[ValidationIssue]:
         rest = self._document.at(site, keyword)
         plan, known = self._planner.plan((rest,)), self._known
-        test = plan.accepts
+        self._work.spend(len(places) * _ENTRY)
         if known:
             # In C, because most items are known.
             found = map(known.get, map(id, map(value.__getitem__, places)))
@@ -350,7 +402,7 @@ class _Walk:
         for index in places:
             if rest.schema is False:
                 yield ValidationIssue(f"{path}/{index}", "is one item too many", keyword)
-            elif not test(value[index]):
+            elif not fits(plan, value[index], self._work):
                 yield from self.issues(rest, value[index], f"{path}/{index}")
 
     def _contains(

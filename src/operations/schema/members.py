@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 from operations.base.json.values import MAX_NAME, SCALARS, is_object
 from operations.base.types import JSONObject
+from operations.base.work import PIECE, STEP, Work
+from operations.schema.dividing import fits, fits_sized, size_of
 from operations.schema.plans import MISSING, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, same, type_of
@@ -179,18 +181,23 @@ def _constants_at(plan: Plan, name: str) -> list[Any] | None:
     return constants if is_scalar else None
 
 
+_TRIAL = 20 * STEP
+"""The units of work to try a member."""
+
 Attempt = Callable[[Plan], int | None]
 """Casts the value to one member; returns the number of conversions, or None if conversions are not enough."""
 
 
-def matching(planner: Planner, members: Sequence[Site], value: Any, attempt: Attempt) -> list[Site]:
+def matching(
+    planner: Planner, members: Sequence[Site], value: Any, attempt: Attempt, work: Work
+) -> list[Site]:
     """Return the members that match `value` unchanged, else without undeclared properties, else after conversions.
 
     If conversions are needed, only the first such member is returned; otherwise all matching members.
     """
     union = union_of(planner, members)
     plans = union.candidates(value)
-    fitting = [member for member, plan in plans if plan.accepts(value)]
+    fitting = fitting_of(plans, value, work)
     if isinstance(value, float):
         # 3.0 is also an integer, but stays a float if numbers are allowed.
         numbers = [member for member, plan in plans if member in fitting and plan.allows("number")]
@@ -199,6 +206,7 @@ def matching(planner: Planner, members: Sequence[Site], value: Any, attempt: Att
     if not fitting:
         plans = union.candidates(value, convert=True)
         for member, plan in plans:
+            work.spend(_TRIAL)
             count = attempt(plan) if _is_plausible(plan, value) else None
             if count is not None:
                 (converted if count else fitting).append(member)
@@ -221,11 +229,23 @@ def _keeping(members: list[Site], plans: list[Plan], value: JSONObject) -> list[
     return fitting[:1] if fewest else fitting
 
 
-def nearest(members: Sequence[Member], value: Any) -> Site:
+def fitting_of(members: Sequence[Member], value: Any, work: Work) -> list[Site]:
+    """Return the members that a JSON value matches."""
+    if type(value) in SCALARS or len(members) < 2:
+        return [site for site, plan in members if fits(plan, value, work)]
+    size = size_of(value)
+    cost = size * sum([plan.weight for _, plan in members])
+    if cost > PIECE:
+        return [site for site, plan in members if fits_sized(plan, value, size, work)]
+    work.spend(cost)
+    return [site for site, plan in members if plan.accepts(value)]
+
+
+def nearest(members: Sequence[Member], value: Any, work: Work) -> Site:
     """Return the first member with the most points."""
     if len(members) == 1:
         return members[0][0]
-    scoring = _Scoring(value)
+    scoring = _Scoring(value, work)
     return max(members, key=lambda member: scoring.points(member[1]))[0]
 
 
@@ -251,8 +271,9 @@ def _could_be(value: Any, plan: Plan) -> bool:
 class _Scoring:
     """The points of the members of one union. Checks that members share are made once."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, work: Work) -> None:
         self._value = value
+        self._work = work
         self._points: dict[Plan, int] = {}
         self._valid: dict[tuple[Plan, str], bool] = {}
 
@@ -264,7 +285,9 @@ class _Scoring:
                 for choice in plan.choices
                 if choice.members
             )
-            self._points[plan] = self._own(plan) + nested or int(plan.accepts(self._value))
+            self._points[plan] = self._own(plan) + nested or int(
+                fits(plan, self._value, self._work)
+            )
         return self._points[plan]
 
     def _own(self, plan: Plan) -> int:
@@ -272,6 +295,7 @@ class _Scoring:
         if not is_object(value) or not plan.allows("object"):
             return 0
         points = 0
+        self._work.spend((len(plan.fields) + 1) * STEP)
         for name, field in plan.fields.items():
             if name in value and field.sites:
                 part = plan.part(field.sites)
@@ -279,7 +303,7 @@ class _Scoring:
                 if part.constants is not None and len(part.constants) == 1:
                     points += _LITERAL * same(value[name], part.constants[0])
                 if (part, name) not in self._valid:
-                    self._valid[part, name] = part.accepts(value[name])
+                    self._valid[part, name] = fits(part, value[name], self._work)
                 points += _VALID * self._valid[part, name]
         return points
 

@@ -21,6 +21,9 @@ from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
 from operations.schema.values import has_type, identity, scalar_types, type_of
 
+PLAN: Final = 2_000
+"""The units of work to create a plan."""
+
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
@@ -156,6 +159,7 @@ class Planner:
         scope: The validators.
         document: The references.
         keep: Whether undeclared properties are kept.
+        made: The number of plans that were created so far.
         undecided: The number of choices so far whose outcome may change after stripping and filling
             (`Plan.is_unstable`). Compared before and after a cast.
         defaults: The declared defaults of plans, cast; a cache of the module `thorough`.
@@ -166,6 +170,7 @@ class Planner:
         self.scope = scope
         self.keep = keep
         self.document: Document = scope.document
+        self.made = 0
         self.undecided = 0
         self.defaults: dict[Plan, Any] = {}
         self.places: dict[Any, Any] = {}
@@ -215,6 +220,7 @@ class Planner:
         if found is None:
             if len(self._plans) >= self.scope.max_plans:
                 return self._beyond
+            self.made += 1
             facets = list(chosen_from.facets) if chosen_from else []
             asked = chosen_from.asked if chosen_from else _NOTHING
             choices: list[Choice] = []
@@ -341,6 +347,24 @@ class Plan:
             else:
                 self._accepts = self._planner.scope.accepts_at(self.sites)
         return self._accepts
+
+    @cached_property
+    def width(self) -> int:
+        """The number of schemas that a check tests along one path into the value, at most."""
+        graph = self._planner.scope.graph
+        width = sum([graph.costs.get(site.pointer, 1) for site in self.sites])
+        return max(width, 1) * (max(len(graph.costs), 1) if graph.has_unknown else 1)
+
+    @cached_property
+    def pattern_length(self) -> int:
+        """The total length of the patterns that a check applies along one path into the value, at most."""
+        patterns = self._planner.scope.graph.patterns
+        return sum([patterns.get(site.pointer, 0) for site in self.sites]) if patterns else 0
+
+    @cached_property
+    def weight(self) -> int:
+        """The units of work to check one value, or one character of it."""
+        return self.width + self.pattern_length * 2 // 5
 
     def _has_type(self, value: Any) -> bool:
         return self.types is None or has_type(value, *self.types)
@@ -481,6 +505,13 @@ class Plan:
         for name in self.required:
             declared.setdefault(name, [])
         return {name: self._field(name, facets) for name, facets in declared.items()}
+
+    @cached_property
+    def names(self) -> "list[Plan]":
+        """The plans for the names of properties."""
+        at = self._planner.document.at
+        sites = [f.site for f in self.facets if "propertyNames" in f.keywords]
+        return [self.part((at(site, "propertyNames"),)) for site in sites]
 
     @cached_property
     def fillable(self) -> list[tuple[str, "Plan"]]:

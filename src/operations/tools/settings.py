@@ -28,7 +28,7 @@ from operations.contract.specs import (
     Operation,
     OperationType,
 )
-from operations.registry.path import invoke, prepare
+from operations.registry.path import invoke, prepare, to_envelope
 from operations.registry.plan import CallPlan
 from operations.registry.registry import OperationRegistry
 from operations.tools.cache import _RUNNING, _Cache, _caller, _key
@@ -303,7 +303,7 @@ class _Tool:
             if hasattr(items, "aclose"):
                 await stack.enter_async_context(aclosing(items))
             async for item in items:
-                yield await self._bounded(self._selected(plan.finish(item)), context)
+                yield await self._bounded(self._selected(await to_envelope(plan, item)), context)
 
     def _selected(self, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
         if self._select is None or isinstance(envelope.data, bytes):

@@ -13,10 +13,14 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from operations.base.json.values import JSON_TYPES, is_list, lift
+from operations.base.json.values import JSON_TYPES, count_values, is_list, lift
+from operations.base.work import CONVERTED, INLINE, InlineWork, Work
 
 _MAX_CLASSES = 10_000
 """How many classes are cached."""
+
+_TOGETHER = 200
+"""The number of objects in a list that are converted together."""
 
 _exact: dict[type, bool] = {}
 
@@ -42,10 +46,32 @@ def holds_models(value: Any) -> bool:
     return hasattr(kind, "__pydantic_serializer__")
 
 
-def without_objects(value: Any) -> Any:
-    """Return an object, or a list of objects, as new builtins if possible, and any other value unchanged."""
+def without_objects(value: Any, work: Work | None = None) -> Any:
+    """Return an object, or a list of objects, as new builtins if possible, and any other value unchanged.
+
+    Args:
+        value: The value.
+        work: The budget for a long list; by default that of the event loop.
+
+    Raises:
+        BudgetSpentError: If the budget does not suffice.
+    """
     if not holds_objects(value):
         return value
+    if not is_list(value) or len(value) <= _TOGETHER:
+        return _converted(value)
+    work = work or InlineWork()
+    result: list[Any] = []
+    for start in range(0, len(value), _TOGETHER):
+        several = value[start : start + _TOGETHER]
+        converted = _converted(several)
+        # Known afterwards only, because the objects may contain any number of others.
+        work.spend(count_values(converted, INLINE) * CONVERTED)
+        result += converted
+    return result
+
+
+def _converted(value: Any) -> Any:
     try:
         dumped = _dumped_models(value)
         return msgspec.to_builtins(value, enc_hook=lift) if dumped is None else dumped

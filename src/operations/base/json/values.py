@@ -28,6 +28,7 @@ import msgspec
 
 from operations.base.text import shortened
 from operations.base.types import JSONObject
+from operations.base.work import CONVERTED, SMALL, BudgetSpentError, InlineWork, Work
 
 MAX_DEPTH = 64
 """How deep data may nest. A recursive validator given deeper data can exhaust the stack."""
@@ -244,20 +245,34 @@ def is_plain(value: Any, max_depth: int) -> bool:
     return True
 
 
-def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
+def to_json(
+    value: Any, max_depth: int = MAX_DEPTH, work: Work | None = None, units: int = CONVERTED
+) -> Any:
     """Return `value` as fresh JSON builtins.
 
     Beyond the builtins it converts mappings, sequences, sets, enums, dates and times, UUIDs, decimals (to text),
     paths, IP addresses, bytes (to base64), dataclasses, msgspec structs, attrs classes and pydantic models.
     Keys may be of any type that converts to a string or an integer, unless two keys become equal.
 
+    Args:
+        value: The value.
+        max_depth: The largest number of levels.
+        work: The budget; by default unlimited.
+        units: The units of work for each value.
+
     Raises:
+        BudgetSpentError: If the budget is spent.
         JSONValueError: If some part is not JSON and cannot be converted to it.
     """
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
         if max_depth <= 0:
             raise JSONValueError(_TOO_DEEP)
+        if work is not None:
+            # As `Work.spend`, without the call.
+            work.left -= (len(value) + 1) * units
+            if work.left < 0 or work.is_stopped:
+                raise BudgetSpentError
         result: dict[str, Any] = {}
         for key, item in value.items():
             name = key if type(key) is str and key.isascii() else _key(key)
@@ -271,7 +286,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
                 result[name] = item
                 continue
             try:
-                result[name] = to_json(item, max_depth - 1)
+                result[name] = to_json(item, max_depth - 1, work, units)
             except JSONValueError as error:
                 raise JSONValueError(error.reason, short_pointer(name) + error.path) from None
         if len(result) != len(value):
@@ -288,13 +303,18 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     if kind is list:
         if max_depth <= 0:
             raise JSONValueError(_TOO_DEEP)
+        if work is not None:
+            # As `Work.spend`, without the call.
+            work.left -= (len(value) + 1) * units
+            if work.left < 0 or work.is_stopped:
+                raise BudgetSpentError
         items: list[Any] = []
         for index, item in enumerate(value):
             if type(item) is str and item.isascii():
                 items.append(item)
                 continue
             try:
-                items.append(to_json(item, max_depth - 1))
+                items.append(to_json(item, max_depth - 1, work, units))
             except JSONValueError as error:
                 raise JSONValueError(error.reason, pointer(index) + error.path) from None
         return items
@@ -303,7 +323,25 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         if value - value != 0:
             raise JSONValueError(f"is {value}, which is not a JSON number")
         return value
-    return to_json(lift(value), max_depth)
+    return to_json(lift(value), max_depth, work, units)
+
+
+def to_json_within(value: Any, work: Work | None = None) -> Any:
+    """Return `value` as fresh JSON builtins, within a budget; by default that of the event loop.
+
+    Raises:
+        BudgetSpentError: If the budget is spent.
+        JSONValueError: If some part is not JSON and cannot be converted to it.
+    """
+    if work is None:
+        # Most values are small, which is known sooner in C than by counting.
+        try:
+            if len(_write(value)) <= SMALL:
+                return to_json(value)
+        except Exception:  # noqa: BLE001, S110 - it contains objects, which `to_json` converts or rejects
+            pass
+        work = InlineWork()
+    return to_json(value, MAX_DEPTH, work)
 
 
 LONE_SURROGATE = "contains a lone surrogate, which is not valid Unicode"

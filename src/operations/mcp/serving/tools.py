@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from operations.base.errors import CallError, ErrorCode, SchemaError, unusable_schema, with_code
 from operations.base.json.values import list_of, object_of
 from operations.base.types import JSONObject, JSONSchema
+from operations.base.work import BudgetSpentError, Explanation, InlineWork
 from operations.contract.envelopes import (
     ERROR_KEY,
     HTTPResponseMeta,
@@ -44,7 +45,15 @@ from operations.front import search
 from operations.front.public_errors import public_error
 from operations.mcp.shared import codec
 from operations.registry.lenient import convert_input
-from operations.schema import CastPolicy, Change, Schema, schema_for, validate_or_raise
+from operations.schema import (
+    NOT_NORMALISED,
+    CastPolicy,
+    Change,
+    Schema,
+    schema_for,
+    validate_or_raise,
+    within_budget,
+)
 from operations.schema.references import possible_types, with_items
 
 _ERROR_BUDGET = 1024
@@ -218,7 +227,11 @@ class Tool:
             is_valid = compiled.is_valid(_base64(data))
             return [] if is_valid else [Change("", "mismatch", 1, "is bytes instead of JSON")]
         # An earlier hop may have noted a mismatch with another schema.
-        return [] if compiled.is_valid(data) else compiled.mismatches(data)
+        work = Explanation()
+        try:
+            return [] if compiled.fits(data, work) else compiled.mismatches(data, work)
+        except BudgetSpentError:
+            return [Change("", "mismatch", 1, NOT_NORMALISED)]
 
     @cached_property
     def _result_schema(self) -> Schema:
@@ -258,7 +271,8 @@ class Tool:
         return ResponseEnvelope(sent, replace(meta, changes=kept, changes_count=count))
 
     def _normalised(self, data: Any, policy: CastPolicy) -> Any:
-        return self.spec.output_schema.compile().normaliser(policy)(data)[0]
+        normalise = self.spec.output_schema.compile().normaliser(policy)
+        return within_budget(normalise, data, InlineWork())[0]
 
     def _result(self, envelope: ResponseEnvelope[Any], *, is_boxed: bool) -> JSONObject:
         """Return a tool result; `is_boxed` if the output schema has the data in the property `result`."""

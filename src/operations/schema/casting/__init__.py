@@ -7,7 +7,7 @@ Rule 3: data that needs no change, which is most data, is recognised before any 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from operations.base.json.objects import without_objects
 from operations.base.json.values import (
@@ -15,16 +15,20 @@ from operations.base.json.values import (
     JSONValueError,
     as_json,
     canonical,
+    count_values,
     is_list,
     is_object,
     is_plain,
     to_json,
+    to_json_within,
 )
+from operations.base.work import CONVERTED, SMALL, BudgetSpentError, FreeWork, InlineWork, Work
 from operations.schema.casting.changes import Change, Changes, Uniform
 from operations.schema.casting.stripping import StrippingPass
 from operations.schema.casting.thorough import CreatingPass, Pass
 from operations.schema.casting.typed import REFUSALS, NeedsRepair, is_unchanged, pack
 from operations.schema.checking import Checker
+from operations.schema.dividing import fits
 from operations.schema.explain import Known, explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
@@ -32,19 +36,40 @@ from operations.schema.plans import Planner, Scope
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""
 
-Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Change] | None]]
-"""Takes a value; returns it normalised, as fresh JSON builtins, with the changes, or None if it was already valid.
 
-Raises `JSONValueError` if a part that the schema does not strip is not JSON and cannot be converted to it.
-"""
+class Normalise(Protocol):
+    """Normalises values."""
 
-_Report: TypeAlias = Callable[[Any, Any], list[Change]]
+    def __call__(self, value: Any, work: Work | None = None) -> tuple[Any, list[Change] | None]:
+        """Return a value normalised, as fresh JSON builtins, with the changes, or None if it was already valid.
+
+        Args:
+            value: The value.
+            work: The budget; by default that of the event loop.
+
+        Raises:
+            BudgetSpentError: If the budget does not suffice.
+            JSONValueError: If a part that the schema does not strip is not JSON and cannot be converted to it.
+        """
+        ...
+
+
+_Report: TypeAlias = Callable[[Any, Any, Work | None], list[Change]]
 """Returns the changes between a value and its result."""
 
-_Quick: TypeAlias = Callable[[Any], tuple[Any, _Report | None]]
+_Quick: TypeAlias = Callable[[Any, Work | None], tuple[Any, _Report | None]]
 """Strips, fills and checks a value. Returns the result and a function that finds the changes; None if there are none.
 
 Raises `NeedsRepair` or `ValueError` if the value needs the thorough pass."""
+
+NOT_NORMALISED: Final = "not normalised: budget"
+"""The message of the mismatch of a value that was returned unchanged because its budget was spent."""
+
+_MANY = 500
+"""The first value of a document with more schemas is not cast in the event loop."""
+
+_LONG = 50_000
+"""Longer lists are not examined at once in the event loop."""
 
 MAX_MISMATCHES = 1_000
 """How many mismatches of one value are counted."""
@@ -63,11 +88,11 @@ class Caches:
         self.creates = policy == "create"
         self.planner = Planner(scope, keep=policy == "keep")
         self._thorough = CreatingPass if self.creates else Pass
-        self.quick = StrippingPass(self._thorough(self.planner))
+        self.quick = StrippingPass(self._thorough(self.planner, FreeWork()), FreeWork())
 
-    def repairing(self) -> Pass:
+    def repairing(self, work: Work) -> Pass:
         """Return a thorough pass for one value."""
-        return self._thorough(self.planner, types=self.quick.find)
+        return self._thorough(self.planner, work, types=self.quick.find)
 
 
 def caches_of(scope: Scope, policy: CastPolicy) -> Caches:
@@ -79,7 +104,14 @@ def caches_of(scope: Scope, policy: CastPolicy) -> Caches:
 
 
 class _StrippedInvalidError(NeedsRepair):
-    """The value is not valid after stripping and filling."""
+    """The value is not valid after stripping and filling.
+
+    Args:
+        is_same: Whether that changed nothing.
+    """
+
+    def __init__(self, is_same: bool) -> None:
+        self.is_same = is_same
 
 
 class _Repaired(NamedTuple):
@@ -105,68 +137,86 @@ class Normaliser:
         self._root = caches.planner.plan((self._site,))
         self._place = place_of(caches.planner, [self._root])
         self._quick: _Quick = self._choose
+        self._is_used = False
         self._is_exact = False
         """Whether a type expresses the whole schema, so that its values need no validator."""
         self.check_text: Callable[[bytes], Any] | None = None
         """Raises `REFUSALS` unless a JSON text is valid and needs no change under any policy."""
 
-    def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
+    def normalise(self, value: Any, work: Work | None = None) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
         undecided = self._planner.undecided
         report: _Report | None
         edited = False
         try:
-            result, report = self._quick(value)
+            result, report = self._quick(value, work)
         except (NeedsRepair, ValueError) as refusal:
-            repaired = self._repair(value, stripped=isinstance(refusal, _StrippedInvalidError))
+            work = work or InlineWork()
+            repaired = self._repair(value, work, refusal)
             result, edited = repaired.value, repaired.edited
             report = partial(self._compared, repaired=repaired)
         unsettled = edited or self._planner.undecided != undecided
-        if unsettled and (settled := self._settled(result)) is not result:
-            changes = self._compared(value, settled)
+        if unsettled and (settled := self._settled(result, work)) is not result:
+            changes = self._compared(value, settled, work)
             # A property that is stripped in one round and filled in the next was replaced.
             if self._caches.creates or all(change.kind != "replaced" for change in changes):
                 return settled, changes or None
-        return result, (report and report(value, result)) or None
+        return result, (report and report(value, result, work)) or None
 
-    def _stripped(self, value: Any, result: Any) -> list[Change]:
+    def _stripped(self, value: Any, result: Any, work: Work | None) -> list[Change]:
         """Return the changes of the quick pass."""
-        return Changes(self._place).compare_names(value, result).listed()
+        return Changes(self._place, work or InlineWork()).compare_names(value, result).listed()
 
     def _compared(
-        self, value: Any, result: Any, repaired: "_Repaired | None" = None
+        self, value: Any, result: Any, work: Work | None, repaired: "_Repaired | None" = None
     ) -> list[Change]:
         """Return all changes between `value` and `result`, and the mismatches of `result`."""
+        work = work or InlineWork()
         known: Known = {} if repaired is None else repaired.known
-        changes = Changes(self._place, creates=self._caches.creates, known=known)
+        changes = Changes(self._place, work, creates=self._caches.creates, known=known)
         changes.compare(value, result)
-        if not (self._accepts(result) if repaired is None else repaired.is_valid):
-            issues = explain(self._planner, self._site, result, MAX_MISMATCHES, known)
+        if not (self._is_accepted(result, work) if repaired is None else repaired.is_valid):
+            issues = explain(self._planner, self._site, result, work, MAX_MISMATCHES, known)
             changes.add_mismatches(issues, result)
         return changes.listed()
 
+    def _is_accepted(self, value: Any, work: Work) -> bool:
+        """Return whether a JSON value is valid."""
+        return fits(self._root, value, work)
+
     # The quick pass.
 
-    def _choose(self, value: Any) -> tuple[Any, "_Report | None"]:
+    def _choose(self, value: Any, work: Work | None) -> tuple[Any, "_Report | None"]:
         """Choose the fastest implementation when the first value arrives, because many schemas never cast a value."""
+        if work is None and len(self._planner.scope.graph.costs) > _MANY:
+            # The types and defaults of a large schema take long, once.
+            raise BudgetSpentError
         if self._root.is_bare:
             self._quick = self._bare
         else:
             self._quick = self._find_types() or self._checked
-        return self._quick(value)
+        return self._quick(value, work)
 
-    def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
+    def _bare(self, value: Any, work: Work | None) -> tuple[Any, "_Report | None"]:
         """Only convert to JSON, if every container is valid."""
         if type(value) in self._root.open_containers:
-            return to_json(value), None
-        return self._checked(value)
+            return to_json_within(value, work), None
+        return self._checked(value, work)
 
-    def _checked(self, value: Any) -> tuple[Any, "_Report | None"]:
-        value = without_objects(value)
-        stripped = self._caches.quick.cast(self._root, value)
-        if not self._accepts(stripped):
-            raise _StrippedInvalidError
-        return stripped, None if is_unchanged(value, stripped) else self._stripped
+    def _checked(self, value: Any, work: Work | None) -> tuple[Any, "_Report | None"]:
+        value = without_objects(value, work)
+        if work is None and not self._is_small(value):
+            work = InlineWork()
+        if work is None:
+            stripped = self._caches.quick.cast(self._root, value)
+            is_valid = self._accepts(stripped)
+        else:
+            stripped = self._caches.quick.within(work).cast(self._root, value)
+            is_valid = self._is_accepted(stripped, work)
+        is_same = is_unchanged(value, stripped)
+        if not is_valid:
+            raise _StrippedInvalidError(is_same)
+        return stripped, None if is_same else self._stripped
 
     def _find_types(self) -> "_Quick | None":
         """Return the quick pass by msgspec types, if the document is simple enough."""
@@ -177,33 +227,43 @@ class Normaliser:
         self._is_exact = shape.exact
         self.check_text = self._caches.quick.check_text(self._root)
 
-        def quick(value: Any) -> tuple[Any, _Report | None]:
+        def quick(value: Any, work: Work | None) -> tuple[Any, _Report | None]:
             report: _Report = self._stripped
+            if work is None and type(value) is list and len(value) > _LONG:
+                raise BudgetSpentError
             try:
-                stripped, differs = typed.strip(value)
+                stripped, differs = typed.strip(value, work)
             except NeedsRepair:
                 if _looks_plain(value):
                     raise
-                plain = as_json(value)
+                plain = as_json_within(value, work or InlineWork())
                 if plain is value:
                     raise
-                stripped, differs = typed.strip(plain)
-                report = lambda _value, result: self._stripped(plain, result)  # noqa: E731
-            if not shape.exact and not self._accepts(stripped):
-                raise _StrippedInvalidError
+                stripped, differs = typed.strip(plain, work)
+                report = lambda _value, result, work: self._stripped(plain, result, work)  # noqa: E731
+            if not shape.exact and not (
+                self._accepts(stripped) if work is None else self._is_accepted(stripped, work)
+            ):
+                raise _StrippedInvalidError(not differs)
             return stripped, report if differs else None
 
         items, finish, decode = self._place.items, shape.finish_items, typed.decode
+        most = typed.most
         if items is None or finish is None:
             return quick
         known: dict[Any, Uniform] = items.reports
 
-        def quick_list(value: Any) -> tuple[Any, _Report | None]:
+        def quick_list(value: Any, work: Work | None) -> tuple[Any, _Report | None]:
             """The quick pass for lists of flat objects, which usually have the same property names."""
             report: _Report | None = None
             try:
                 names = tuple(value[0])
-                stripped = decode(pack(value))
+                if len(value) > _LONG:
+                    return quick(value, work)
+                packed = pack(value)
+                if len(packed) > most:
+                    return quick(value, work)
+                stripped = decode(packed)
                 uniform = known.get(names) if known else None
                 if uniform and uniform.describes(value):
                     uniform.fill(stripped)
@@ -213,16 +273,28 @@ class Normaliser:
             except REFUSALS:
                 if value and type(value) is list and is_plain(value[0], MAX_DEPTH):
                     raise NeedsRepair from None
-                return quick(value)
-            if not shape.exact and not self._accepts(stripped):
-                raise _StrippedInvalidError
+                return quick(value, work)
+            if not shape.exact and not (
+                self._accepts(stripped) if work is None else self._is_accepted(stripped, work)
+            ):
+                raise _StrippedInvalidError(report is None)
             return stripped, report
 
         return quick_list
 
+    def _is_small(self, value: Any) -> bool:
+        """Return whether the work of the quick pass need not be counted. Creates no plans the first time."""
+        if not self._is_used:
+            self._is_used = True
+            return False
+        try:
+            return len(pack(value)) * self._root.weight <= SMALL
+        except REFUSALS:
+            return False
+
     # The thorough pass.
 
-    def _settled(self, result: Any) -> Any:
+    def _settled(self, result: Any, work: Work | None) -> Any:
         """Repeat the cast until the result no longer changes.
 
         After undeclared properties are removed and defaults filled, other members of a union may match. A declared
@@ -230,8 +302,10 @@ class Normaliser:
         """
         seen = {canonical(result): result}
         for _ in range(_MAX_ROUNDS):
-            again = self._once(result)
+            again = self._once(result, work)
             text = canonical(again)
+            if work is not None:
+                work.spend(len(text))
             if text in seen:
                 # The result is stable, or the results repeat in a cycle; then any of them can be used.
                 circle = list(seen)[list(seen).index(text) :]
@@ -239,45 +313,75 @@ class Normaliser:
             seen[text] = result = again
         return result
 
-    def _once(self, value: Any) -> Any:
+    def _once(self, value: Any, work: Work | None) -> Any:
         """Run both passes; return the result."""
-        is_stripped = False
         try:
-            stripped = self._caches.quick.cast(self._root, value)
-            is_stripped = True
-            if self._accepts(stripped):
-                return stripped
-        except (NeedsRepair, ValueError):
-            pass
-        return self._repair(value, stripped=is_stripped).value
+            return self._checked(value, work)[0]
+        except (NeedsRepair, ValueError) as refusal:
+            return self._repair(value, work or InlineWork(), refusal).value
 
-    def _repair(self, value: Any, *, stripped: bool) -> "_Repaired":
+    def _repair(self, value: Any, work: Work, refusal: Exception) -> "_Repaired":
         """Run the thorough pass.
 
         Args:
             value: The value, which the quick pass refused.
-            stripped: Whether it was refused because it is not valid after stripping and filling.
+            work: The budget.
+            refusal: The reason.
         """
-        if stripped and self._is_valid(value):
-            return _Repaired(to_json(value), edited=False, is_valid=True, known={})
-        thorough, creates = self._caches.repairing(), self._caches.creates
+        is_invalid = False
+        if isinstance(refusal, _StrippedInvalidError):
+            if not refusal.is_same and (plain := self._valid(value, work)) is not None:
+                return _Repaired(*plain, edited=False, is_valid=True, known={})
+            is_invalid = True
+        thorough, creates = self._caches.repairing(work), self._caches.creates
         result = thorough.repair(self._root, value)
         if self._is_exact and not creates:
             is_valid = thorough.misfits == 0
         else:
-            is_valid = self._accepts(result)
-            if not is_valid and self._is_valid(value):
-                return _Repaired(to_json(value), edited=False, is_valid=True, known={})
+            is_valid = self._is_accepted(result, work)
+            # Equal values differ in whole floats only, which are as valid as integers.
+            is_unknown = not is_valid and not is_invalid and not is_unchanged(value, result)
+            if is_unknown and (plain := self._valid(value, work)) is not None:
+                return _Repaired(*plain, edited=False, is_valid=True, known={})
         # Conversions are final unless they may change the choice of a union, or a created value is not valid.
         edited = thorough.edits > 0 and (thorough.chose or creates)
         return _Repaired(result, edited=edited, is_valid=is_valid, known=thorough.known)
 
-    def _is_valid(self, value: Any) -> bool:
-        """Return whether `value`, including its undeclared properties, is valid."""
+    def _valid(self, value: Any, work: Work) -> tuple[Any] | None:
+        """Return the JSON of `value` if it is valid, including its undeclared properties."""
         try:
-            return self._accepts(to_json(value))
+            plain = to_json(value, work=work)
         except JSONValueError:
-            return False
+            return None
+        return (plain,) if self._is_accepted(plain, work) else None
+
+
+def within_budget(normalise: Normalise, value: Any, work: Work) -> tuple[Any, list[Change] | None]:
+    """Return a value normalised; if the budget is spent, unchanged, with one mismatch.
+
+    Raises:
+        BudgetSpentError: If the value cannot even be converted to JSON.
+        JSONValueError: As `Normalise`.
+    """
+    try:
+        return normalise(value, work)
+    except BudgetSpentError:
+        work.renew()
+        plain = as_json_within(value, work)
+        return plain, [Change("", "mismatch", 1, NOT_NORMALISED)]
+
+
+def as_json_within(value: Any, work: Work) -> Any:
+    """Return a value as JSON; itself if it is JSON already.
+
+    Raises:
+        BudgetSpentError: If the budget does not suffice.
+        JSONValueError: If some part is not JSON and cannot be converted to it.
+    """
+    work.spend(count_values(value, work.left // CONVERTED) * CONVERTED)
+    if is_plain(value, MAX_DEPTH):
+        return as_json(value)
+    return to_json(value, work=work)
 
 
 def _looks_plain(value: Any) -> bool:

@@ -16,6 +16,7 @@ from operations.base.json.values import (
     MAX_NAME,
     SCALARS,
     Path,
+    count_values,
     is_list,
     is_object,
     kind_of,
@@ -27,6 +28,8 @@ from operations.base.json.values import (
 )
 from operations.base.text import counted, shortened
 from operations.base.types import Count
+from operations.base.work import PIECE, STEP, Work
+from operations.schema.casting.structs import enforce_few
 from operations.schema.casting.typed import names_of
 from operations.schema.explain import NONE_KNOWN, Known, ValidationIssue
 from operations.schema.members import Place
@@ -89,6 +92,8 @@ _LEAST_ROWS = 8
 """The number of objects in a list from which they are compared property by property, which runs in C."""
 
 _TEXT = frozenset({str})
+_ENTRY = 4
+"""The units of work to compare one property or item."""
 
 
 class Changes:
@@ -96,12 +101,16 @@ class Changes:
 
     Args:
         root: The location of the value.
+        work: The budget.
         creates: Whether the policy creates values, so that an added value may differ from the declared default.
         known: The parts of the result that were stripped and filled only.
     """
 
-    def __init__(self, root: Place, *, creates: bool = False, known: Known = NONE_KNOWN) -> None:
+    def __init__(
+        self, root: Place, work: Work, *, creates: bool = False, known: Known = NONE_KNOWN
+    ) -> None:
         self._root = root
+        self._work = work
         self._known = known
         self._creates = creates
         self._found: _Found = {}
@@ -134,6 +143,7 @@ class Changes:
     def add_mismatches(self, issues: Iterable[ValidationIssue], value: Any) -> "Changes":
         """Add the parts of `value` that do not match the schema."""
         for issue in issues:
+            self._work.spend(10 * STEP)
             here: Any = value
             place: Place | None = self._root
             location: _Location = None, None
@@ -152,12 +162,14 @@ class Changes:
         """Compare the property names of objects in which properties may have been stripped or filled."""
         if place is None or place.is_open:
             return
+        self._work.spend(2 * STEP)
         if type(before) not in JSON_TYPES:
             before = lift(before)
         if is_list(after):
             items = place.items
             if not after or not place.holds_objects:
                 return
+            self._work.spend(len(after) * _ENTRY)
             uniform = items and _uniform(items, before, after)
             if uniform:
                 self._merge(uniform.changes(len(before), path))
@@ -178,6 +190,7 @@ class Changes:
 
         Most objects of one place have the same names, and are counted together.
         """
+        self._work.spend((len(before) + len(after)) * _ENTRY)
         if before.keys() == after.keys():
             return
         key = place, tuple(before), tuple(after)
@@ -216,6 +229,7 @@ class Changes:
         """Compare everything."""
         if before is after:
             return
+        self._work.spend(2 * STEP)
         known = self._known.get(id(after))
         if known is not None:
             if known.differs:
@@ -246,6 +260,7 @@ class Changes:
         location: "_Location",
     ) -> None:
         here = place, None
+        self._work.spend(len(before) * _ENTRY)
         moved = len(after) < len(before) and place is not None and place.is_unique
         both = 0 if moved else min(len(before), len(after))
         indices: Iterable[int] = range(both)
@@ -276,6 +291,7 @@ class Changes:
         if not names or not after_names:
             return False
         objects = [before[index] for index in indices]
+        self._work.spend(len(names) * len(objects) * _ENTRY)
         if names != after_names:
             key = place, names, after_names
             known = self._shapes.setdefault(key, [0, (indices[0], path), first, results[0]])
@@ -358,7 +374,16 @@ class Uniform:
         after: The result for that object.
     """
 
-    __slots__ = ("_after", "_before", "_filled", "_optional", "_place", "_reports", "_size")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_filled",
+        "_filled_size",
+        "_optional",
+        "_place",
+        "_reports",
+        "_size",
+    )
 
     def __init__(self, place: Place, before: dict[str, Any], after: dict[str, Any]) -> None:
         (plan,) = place.objects
@@ -375,6 +400,7 @@ class Uniform:
         self._before = dict.fromkeys(_plain(before))
         self._filled = [(name, to_json(after[name])) for name in after if name not in self._before]
         self._after = dict.fromkeys(after) | dict(self._filled)
+        self._filled_size = sum(count_values(default, PIECE) for _, default in self._filled)
         self._size = {len(before)}
         self._reports: dict[tuple[int, str], _Found] = {}
 
@@ -391,6 +417,7 @@ class Uniform:
 
     def fill(self, objects: list[dict[str, Any]]) -> None:
         """Add the declared defaults that are missing in objects with these names."""
+        enforce_few(len(objects) * self._filled_size)
         for name, default in self._filled:
             for item in objects:
                 item[name] = to_json(default)
@@ -400,13 +427,16 @@ class Uniform:
         first = pointer_to((0, path))
         found = self._reports.get((count, first))
         if found is None:
-            within = Changes(self._place)
+            # As large as the schema and the names of one object, and cached.
+            within = Changes(self._place, Work())
             found = within.add_properties(self._place, self._before, self._after, first, count)
             if len(self._reports) < _MAX_REPORTS:
                 self._reports[count, first] = found
         return found
 
-    def report(self, before: list[Any], _after: list[Any]) -> list[Change]:
+    def report(
+        self, before: list[Any], _after: list[Any], _work: Work | None = None
+    ) -> list[Change]:
         """Return the changes to a list that is the whole value."""
         return list(self.changes(len(before)).values())
 

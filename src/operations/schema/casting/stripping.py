@@ -12,10 +12,11 @@ from typing import Any
 from msgspec import json
 
 from operations.base.json.values import MAX_DEPTH, SCALARS, Path, as_json, to_json
+from operations.base.work import PIECE, Work
 from operations.schema.casting.structs import Shaper
 from operations.schema.casting.thorough import Pass, applied, placed
 from operations.schema.casting.typed import NeedsRepair, TypedStrip
-from operations.schema.members import union_of
+from operations.schema.members import fitting_of, union_of
 from operations.schema.plans import Plan
 from operations.schema.references import Site
 
@@ -27,17 +28,29 @@ class StrippingPass(Pass):
 
     Args:
         thorough: Provides the declared defaults.
+        work: The budget.
     """
 
     trusts = True
+    is_free = True
+    """Whether the value is known to be small, so that the work is not counted."""
 
-    def __init__(self, thorough: Pass) -> None:
-        super().__init__(thorough.planner)
+    def __init__(self, thorough: Pass, work: Work) -> None:
+        super().__init__(thorough.planner, work)
         self._thorough = thorough
         most = self.planner.scope.max_plans // 25
         self._shaper = Shaper(self.default, most=most)
         self._closed = Shaper(self.default, closed=True, most=most)
         self._typed: dict[Plan, TypedStrip | None] = {}
+
+    def within(self, work: Work) -> "StrippingPass":
+        """Return the pass with another budget."""
+        found = object.__new__(StrippingPass)
+        found.__dict__.update(self.__dict__)
+        found.work = work
+        found.is_free = False
+        found.made = self.planner.made
+        return found
 
     def typed(self, plan: Plan, *, is_root: bool = False) -> "TypedStrip | None":
         """Return the pass of a simple plan by a msgspec type; None for other plans.
@@ -49,7 +62,11 @@ class StrippingPass(Pass):
         shape = self._shaper.shape(plan)
         with suppress(TypeError, ValueError):  # msgspec does not support the type.
             closed = self._closed.shape(plan) if is_root else None
-            return None if shape is None else TypedStrip(shape, closed)
+            if shape is None:
+                return None
+            # The result is checked as well, unless the type is exact. Most values have several bytes.
+            most = PIECE if shape.exact else min(PIECE, 4 * PIECE // plan.weight)
+            return TypedStrip(shape, closed, most)
         return None
 
     def check_text(self, plan: Plan) -> Callable[[bytes], Any] | None:
@@ -77,7 +94,7 @@ class StrippingPass(Pass):
             if typed is not None and levels >= typed.shape.depth:
                 # Otherwise the types are not JSON, or the shape differs.
                 with suppress(NeedsRepair):
-                    return typed.strip(value)[0]
+                    return typed.strip(value, None if self.is_free else self.work)[0]
         return self.repair(plan, value, path, levels)
 
     def whole(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
@@ -87,7 +104,7 @@ class StrippingPass(Pass):
             raise NeedsRepair
         if not is_scalar and plan.constants is None:
             raise NeedsRepair
-        return placed(to_json, value, path, levels)
+        return placed(to_json, value, path, levels, self.work)
 
     def choose(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Select the member of a union by the type of the value if possible, else by the validator of each member."""
@@ -100,12 +117,17 @@ class StrippingPass(Pass):
         picks: list[Site] = []
         for choice in plan.choices:
             if not choice.members:
-                picks += applied(plan, choice, value)
+                picks += applied(plan, choice, value, self.work)
                 continue
             union = union_of(self.planner, choice.members)
             members = union.candidates(value)
             is_only = len(members) == 1
-            fitting = [site for site, part in members if is_only or part.accepts(value)]
+            if is_only:
+                fitting = [members[0][0]]
+            elif self.is_free:
+                fitting = [site for site, part in members if part.accepts(value)]
+            else:
+                fitting = fitting_of(members, value, self.work)
             named = choice.named(value)
             if not fitting or not (named is None or named in fitting):
                 raise NeedsRepair
@@ -114,4 +136,8 @@ class StrippingPass(Pass):
 
     def default(self, plan: Plan, required: bool) -> Any:
         """Return the declared default, which may be converted."""
-        return self._thorough.default(plan, required)
+        free = self._thorough.work
+        before = free.left
+        found = self._thorough.default(plan, required)
+        self.work.spend(before - free.left)
+        return found

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 
 import msgspec
 
-from operations.base.json.values import is_plain, to_json
+from operations.base.json.values import count_values, is_plain, to_json
+from operations.base.work import CONVERTED, PIECE
 from operations.schema.plans import MISSING, Plan
 from operations.schema.values import scalar_types
 
@@ -240,6 +241,7 @@ def _unknown() -> PlanType:
 
 def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete: int) -> Finish:
     parts = [(name, itemgetter(name), finish) for name, finish in nested.items()]
+    size = sum(count_values(default, PIECE) for default in defaults.values())
 
     def finish(before: list[Any], after: list[Any]) -> bool:
         if not _OBJECT.issuperset(map(type, before)):
@@ -257,6 +259,7 @@ def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete
             if results and finish_part(values, results):
                 differs = True
         if count < complete * len(after):
+            enforce_few(len(after) * size)
             for name, default in defaults.items():
                 for item in after:
                     if name not in item:
@@ -265,6 +268,16 @@ def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete
         return differs
 
     return finish
+
+
+def enforce_few(values: int) -> None:
+    """Raise an error if more defaults may be filled at once than a piece of work allows.
+
+    Raises:
+        TypeError: As for a value that the type does not accept.
+    """
+    if values * CONVERTED > PIECE:
+        raise TypeError("too many defaults are filled at once")
 
 
 def _map_finish(finish_item: Finish | None) -> Finish:

@@ -36,10 +36,12 @@ from operations.base.json.values import (
     pointer_to,
     to_json,
 )
+from operations.base.work import MADE, PIECE, STEP, BudgetSpentError, InlineWork, Work
 from operations.schema.casting.typed import NeedsRepair, TypedStrip, names_of
+from operations.schema.dividing import fits, size_of
 from operations.schema.explain import Valid
 from operations.schema.members import Place, matching, nearest, place_of, union_of
-from operations.schema.plans import MISSING, Choice, Plan, Planner
+from operations.schema.plans import MISSING, PLAN, Choice, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, convert_all, distinct, is_whole, same
 
@@ -48,6 +50,9 @@ _MAX_TRIALS = 1_000
 
 _LEAST_ROWS = 8
 """The number of objects in a list from which they are cast property by property."""
+
+_ENTRY = 4
+"""The units of work for one property or item, beside those of its value."""
 
 _MAX_DEFAULT = 100_000
 """The largest default in bytes, with its own defaults filled."""
@@ -63,12 +68,15 @@ class Pass:
 
     Args:
         planner: Creates the plans.
+        work: The budget.
         fitting: The plans whose defaults are being cast, outermost first.
         types: Returns the type of a plan, which casts its valid values in C.
 
     Attributes:
+        work: The budget.
         trusts: Whether scalars of an allowed type are not checked one by one.
         edits: The number of values that were converted, created or replaced.
+        made: The number of plans that existed at the last step.
         misfits: The number of values that do not match, except in unions.
         chose: Whether a member of a union was chosen.
         known: The parts of the result that are known to be valid.
@@ -80,11 +88,14 @@ class Pass:
     def __init__(
         self,
         planner: Planner,
+        work: Work,
         fitting: tuple[Plan, ...] = (),
         types: Callable[[Plan], TypedStrip | None] = lambda _plan: None,
     ) -> None:
         self.planner = planner
+        self.work = work
         self._fitting = fitting
+        self.made = planner.made
         self._trials_left = _MAX_TRIALS
         self._refused: set[tuple[Plan, Path]] = set()
         self._chosen: dict[tuple[Plan, Path], tuple[Any, int]] = {}
@@ -110,24 +121,40 @@ class Pass:
             defaults[plan] = MISSING
             return MISSING
         if plan not in defaults:
-            defaults.setdefault(plan, self._fitted(plan))
+            # Work on the schema, once: a default that takes more is never filled.
+            own = InlineWork()
+            defaults.setdefault(plan, self._fitted(plan, own))
+            self.work.spend(InlineWork.left - max(own.left, 0))
         value = defaults[plan]
-        if value is MISSING or not (required or plan.accepts(value)):
+        if value is MISSING or not (required or self.fits(plan, value)):
             return MISSING
-        return to_json(value)
+        return self.copied(value)
 
-    def _fitted(self, plan: Plan) -> Any:
+    def fits(self, plan: Plan, value: Any) -> bool:
+        """Return whether a JSON value is valid for `plan`."""
+        return fits(plan, value, self.work)
+
+    def copied(self, value: Any) -> Any:
+        """Return a copy of a JSON value that is added to the result."""
+        self.work.spend(MADE)
+        return to_json(value, work=self.work, units=MADE)
+
+    def _placed(self, value: Any, path: Path, levels: int) -> Any:
+        """Return `value` as fresh JSON; an error names its place."""
+        return placed(to_json, value, path, levels, self.work)
+
+    def _fitted(self, plan: Plan, work: Work) -> Any:
         """Return a declared default, cast like any value; a scalar that cannot be converted is returned unchanged."""
         try:
-            default = to_json(plan.default)
+            default = to_json(plan.default, work=work)
             if isinstance(default, (dict, list)):
-                inner = type(self)(self.planner, (*self._fitting, plan))
+                inner = type(self)(self.planner, work, (*self._fitting, plan))
                 default = inner.cast(plan, default)
             elif not plan.accepts(default):
                 # Also if there is a choice of types.
                 types = plan.types or ("string", "integer", "number", "boolean")
                 default = next(filter(plan.accepts, conversions(default, types)), default)
-        except JSONValueError:
+        except (BudgetSpentError, JSONValueError):
             return MISSING
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
 
@@ -141,8 +168,8 @@ class Pass:
             typed = self._types(plan)
             if typed is not None and levels >= typed.shape.depth:
                 with suppress(NeedsRepair):
-                    result, differs = typed.strip(value)
-                    if typed.shape.exact or plan.accepts(result):
+                    result, differs = typed.strip(value, self.work)
+                    if typed.shape.exact or self.fits(plan, result):
                         self.known[id(result)] = Valid(plan, differs)
                         self._held.append(result)
                         return result
@@ -150,6 +177,14 @@ class Pass:
 
     def repair(self, plan: Plan, value: Any, path: Path = (), levels: int = MAX_DEPTH) -> Any:
         """Cast `value` as `cast` does; a type is known to refuse it, but may accept its parts."""
+        made, work = self.planner.made, self.work
+        # As `Work.spend`, without the call.
+        work.left -= STEP
+        if made != self.made:
+            work.left -= (made - self.made) * PLAN
+            self.made = made
+        if work.left < 0 or work.is_stopped:
+            raise BudgetSpentError
         if self.on_trial:
             self._trials_left -= 1
             if self._trials_left < 0:
@@ -158,7 +193,7 @@ class Pass:
             value = placed(lift, value, path)
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if plan.is_unknown or kind in plan.open_containers:
-            return placed(to_json, value, path, levels)
+            return self._placed(value, path, levels)
         if plan.choices and plan.allows(kind_of(value)):
             return self.choose(plan, value, path, levels)
         if kind is dict and plan.allows("object") and plan.constants is None:
@@ -169,8 +204,8 @@ class Pass:
 
     def whole(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
         """Cast a value that is not a container with its own plan."""
-        value = placed(to_json, value, path, levels)
-        if plan.accepts(value):
+        value = self._placed(value, path, levels)
+        if self.fits(plan, value):
             whole = type(value) is float and is_whole(value)
             if whole and not plan.allows("number") and plan.constants is None:
                 self.edits += 1
@@ -178,7 +213,7 @@ class Pass:
             return value
         if type(value) is not dict and type(value) is not list:
             for converted in conversions(value, plan.types or ()):
-                if plan.accepts(converted):
+                if self.fits(plan, converted):
                     self.edits += 1
                     return converted
         return self.replace_mismatch(plan, value)
@@ -188,6 +223,8 @@ class Pass:
             raise JSONValueError("nested too deeply", pointer_to(path))
         is_plain = _TEXT.issuperset(map(type, value))
         children, trusts = plan.children, self.trusts
+        # Enforced at the next step.
+        self.work.left -= len(value) * _ENTRY
         if trusts and not is_plain:
             raise NeedsRepair
         members = value if is_plain else _with_plain_keys(value, path)
@@ -232,6 +269,7 @@ class Pass:
             raise JSONValueError("nested too deeply", pointer_to(path))
         first, rest = plan.items
         value = self.cut(plan, value)
+        self.work.spend(len(value) * _ENTRY)
         typed = None if first or self.trusts else self._types(rest)
         if typed is not None and levels > typed.shape.depth:
             return self.resized(plan, self._typed_items(typed, rest, value, path, levels - 1))
@@ -246,10 +284,9 @@ class Pass:
         self, typed: TypedStrip, plan: Plan, values: list[Any], path: Path, levels: int
     ) -> list[Any]:
         """Return the items of an array, cast by a type; only those that the type refuses are repaired."""
-        items, differs = typed.strip_items(values)
+        items, differs = typed.strip_items(values, self.work)
         if not typed.shape.exact:
-            accepts = plan.accepts
-            items = [each if each is MISSING or accepts(each) else MISSING for each in items]
+            items = self._valid_items(plan, items)
         missing = [index for index, each in enumerate(items) if each is MISSING]
         self.known |= dict.fromkeys(map(id, items), Valid(plan, differs))
         self.known.pop(id(MISSING), None)
@@ -262,6 +299,15 @@ class Pass:
             cast = self.repair if type(value) in JSON_TYPES else self.cast
             items[index] = cast(plan, value, (index, path), levels)
         return items
+
+    def _valid_items(self, plan: Plan, items: list[Any]) -> list[Any]:
+        """Return the items of an array with `MISSING` instead of those that are not valid."""
+        size = size_of([each for each in items if each is not MISSING])
+        if size * plan.weight > PIECE:
+            return [each if each is MISSING or self.fits(plan, each) else MISSING for each in items]
+        self.work.spend(size * plan.weight)
+        accepts = plan.accepts
+        return [each if each is MISSING or accepts(each) else MISSING for each in items]
 
     def _table(
         self,
@@ -282,6 +328,7 @@ class Pass:
             return False
         kept: list[str] = []
         columns: list[list[Any]] = []
+        self.work.spend(len(names) * len(rows) * _ENTRY)
         for name in names:
             part = plan.children[name]
             if part is None:
@@ -352,7 +399,7 @@ class Pass:
         return result
 
     def _cast_chosen(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
-        value = placed(to_json, value, path, levels)
+        value = self._placed(value, path, levels)
         if type(value) in _CONTAINERS:
             self.chose = True
             self.planner.undecided += plan.is_unstable
@@ -367,11 +414,11 @@ class Pass:
 
         for choice in plan.choices:
             if not choice.members:
-                chosen = applied(plan, choice, value)
+                chosen = applied(plan, choice, value, self.work)
                 picks.extend(chosen)
                 own.extend(chosen)
                 continue
-            chosen = matching(self.planner, choice.members, value, attempt)
+            chosen = matching(self.planner, choice.members, value, attempt, self.work)
             if not chosen:
                 if self.on_trial:
                     raise NeedsRepair
@@ -394,7 +441,7 @@ class Pass:
         self.edits, self.on_trial = 0, True
         try:
             result = self.cast(plan, value, path, levels)
-            return self.edits if plan.accepts(result) else None
+            return self.edits if self.fits(plan, result) else None
         except NeedsRepair:
             return None
         finally:
@@ -483,12 +530,13 @@ def _known(place: Place, value: Any) -> Any:
     return value
 
 
-def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
+def applied(plan: Plan, choice: Choice, value: Any, work: Work) -> list[Site]:
     """Return the schemas that `if` and `dependentSchemas` apply to `value`."""
     if choice.condition is None:
         holds = type(value) is dict and choice.name in value
         return [choice.then] if holds and choice.then else []
-    branch = choice.then if plan.member(choice.condition).accepts(value) else choice.otherwise
+    holds = fits(plan.member(choice.condition), value, work)
+    branch = choice.then if holds else choice.otherwise
     return [branch] if branch else []
 
 
@@ -516,10 +564,11 @@ class CreatingPass(Pass):
     def __init__(
         self,
         planner: Planner,
+        work: Work,
         fitting: tuple[Plan, ...] = (),
         types: Callable[[Plan], TypedStrip | None] = lambda _plan: None,
     ) -> None:
-        super().__init__(planner, fitting, types)
+        super().__init__(planner, work, fitting, types)
         self._created: dict[Plan, Any] = {}
 
     def named(self, choice: Choice, value: Any) -> Site | None:
@@ -555,11 +604,15 @@ class CreatingPass(Pass):
     def resized(self, plan: Plan, items: list[Any]) -> list[Any]:
         """Return the items, without duplicates if they must be unique, and with items created to reach `minItems`."""
         unique = True in plan.keyword("uniqueItems")
+        if unique:
+            # Compared in Python.
+            self.work.spend(size_of(items) * STEP)
         if unique and len(kept := distinct(items)) < len(items):
             self._edit()
             items = kept
         for index in range(len(items), min(plan.least_items, _MAX_MADE)):
             made = self._make(plan.item(index))
+            self.work.spend(len(items) * STEP if unique else STEP)
             if made is MISSING or (unique and any(same(made, item) for item in items)):
                 break
             self._edit()
@@ -571,16 +624,16 @@ class CreatingPass(Pass):
         if plan.default is not MISSING:
             return None
         union = union_of(self.planner, choice.members)
-        return nearest(union.named(value) or union.members, value)
+        return nearest(union.named(value) or union.members, value, self.work)
 
     def _make(self, plan: Plan) -> Any:
         """Return a fresh value for `plan`, or `MISSING`."""
         if self.on_trial:
             raise NeedsRepair
         if plan not in self._created:
-            self._created[plan] = Creator(self.default).create(plan)
+            self._created[plan] = Creator(self.default, self.work).create(plan)
         made = self._created[plan]
-        return made if made is MISSING else to_json(made)
+        return made if made is MISSING else self.copied(made)
 
     def _edit(self) -> None:
         if self.on_trial:
@@ -594,10 +647,12 @@ class Creator:
     Args:
         default: Returns the declared default of a plan, or `MISSING`. It returns a default that does not match its own
             schema only if the second argument requires a value.
+        work: The budget.
     """
 
-    def __init__(self, default: Callable[[Plan, bool], Any]) -> None:
+    def __init__(self, default: Callable[[Plan, bool], Any], work: Work) -> None:
         self._default = default
+        self._work = work
         self._underway: set[Plan] = set()
         self._declared = False
         self._left = _MAX_MADE
@@ -605,13 +660,14 @@ class Creator:
     def create(self, plan: Plan) -> Any:
         """Return a fresh value for `plan`, or `MISSING` if none can be created."""
         self._left -= 1
+        self._work.spend(PLAN)
         if plan in self._underway or len(self._underway) >= MAX_DEPTH or self._left < 0:
             return MISSING
         self._underway.add(plan)
         try:
             made = self._default(plan, True)
             if made is not MISSING:
-                self._declared = self._declared or not plan.accepts(made)
+                self._declared = self._declared or not fits(plan, made, self._work)
                 return made
             return next(filter(self._fits(plan), self._candidates(plan)), MISSING)
         except JSONValueError:
@@ -621,7 +677,7 @@ class Creator:
 
     def _fits(self, plan: Plan) -> Callable[[Any], bool]:
         # A declared default that does not match its own schema is used; the check then rejects the whole value.
-        return lambda made: self._declared or plan.accepts(made)
+        return lambda made: self._declared or fits(plan, made, self._work)
 
     def _candidates(self, plan: Plan) -> Iterator[Any]:
         if plan.choices:
