@@ -174,7 +174,7 @@ def test_every_provider_gets_the_same_names() -> None:
     names = [tool_name(each.id) for each in specs]
     assert names[0] == "a__b"
     assert exported == dict.fromkeys(PROVIDER_LIMITS, names)
-    assert [tool["name"] for tool in mcp_tools(specs)] == names
+    assert [tool["name"] for tool in mcp_tools(specs, OperationRegistry())] == names
 
 
 def loaded(path: Path, source: str) -> Any:

@@ -262,6 +262,28 @@ def test_doctor_suggests_short_operation_ids(run: Run, folder: Path) -> None:
     assert "shop.read_items" in run("list").out
 
 
+def test_doctor_reports_what_the_tools_of_a_source_take(run: Run, folder: Path) -> None:
+    operation = {"operationId": "items", "description": "List. " + "More. " * 500, "responses": {}}
+    info = {"title": "shop", "version": "1"}
+    document = {"openapi": "3.1.0", "info": info, "paths": {"/items": {"get": operation}}}
+    (folder / "shop.json").write_text(json.dumps(document))
+    config = '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"\n'
+
+    def found(*lines: str) -> tuple[str, str]:
+        (folder / "operations.toml").write_text(config + "".join(f"{line}\n" for line in lines))
+        findings = run("doctor", "--json").json["findings"]
+        (finding,) = (each for each in findings if "tokens in a list" in each["words"])
+        return finding["state"], finding["words"]
+
+    state, words = found()
+    assert (state, words.count(";")) == ("ok", 0)
+    state, words = found("token_budget = 500")
+    assert state == "warning"
+    assert "token_budget is 500" in words
+    assert 'descriptions = "short" makes them' in words
+    assert found("token_budget = 500", 'descriptions = "short"')[0] == "ok"
+
+
 def test_doctor_prints_each_line_of_a_problem(run: Run, folder: Path) -> None:
     (folder / "operations.toml").write_text("[mcp.far]\nurl = 'http://127.0.0.1:9/mcp'\n")
 

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from hashlib import sha256
 from heapq import nlargest
 from itertools import islice, pairwise
+from textwrap import shorten
 from typing import Final, Literal, TypeAlias
 
 _TELLING = re.compile(
@@ -90,6 +91,15 @@ def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 operation`, `2 operations`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_NEXT_SENTENCE = re.compile(r"(?<=[.!?])\s(?=[A-Z])")
+
+
+def first_sentence(text: str, limit: int) -> str:
+    """Return the first sentence of a text, shortened to `limit` characters at a space."""
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    return shorten(_NEXT_SENTENCE.split(paragraph, maxsplit=1)[0], limit, placeholder="...")
 
 
 def printable(text: str) -> str:

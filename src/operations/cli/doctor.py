@@ -23,10 +23,11 @@ from operations.contract.events import add_counts
 from operations.contract.specs import OperationSpec
 from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
-from operations.hub import open_hub
+from operations.hub import Hub, open_hub
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.opening import Access, opened_authority, unused_public_url
 from operations.hub.place import HubPlace
+from operations.mcp.kind import MCPEntry
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.kind import OpenAPIEntry
 from operations.openapi.source.diagnosis import diagnose, shortened
@@ -55,6 +56,9 @@ _CAUTION = (
 )
 
 _MAX_CREDENTIAL = 64 * 1024
+
+_MANY_TOKENS = 50_000
+"""From this size on, a server lists four tools that find operations instead of the operations."""
 
 _BROKER_SECONDS = 8
 _MARGIN_SECONDS = 3
@@ -284,6 +288,7 @@ async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool)
         for spec in hub.registry.specs():
             if spec.problem is not None:
                 report(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
+        _check_sizes(hub, report)
         if not hub.sources:
             report("sources", "warning", "the config has none")
 
@@ -294,6 +299,31 @@ def _suggest_short_ids(what: str, specs: Iterable[OperationSpec], report: Report
         name, short = next(iter(found.items()))
         words = f"{counted(len(found), 'operation id')} with path and method"
         report(what, "ok", f'{words}: operation_ids = "short" makes {name} {short}')
+
+
+def _check_sizes(hub: Hub, report: Report) -> None:
+    """Report the tokens that the tools of each source take in a list, and how to take fewer."""
+    try:
+        from operations.mcp.serving.sizes import tokens_of, tools_of  # noqa: PLC0415 - needs an extra
+    except ImportError:
+        return
+    for source in hub.sources:
+        if not isinstance(source.entry, OpenAPIEntry | MCPEntry) or source.problem is not None:
+            continue
+        namespace = source.entry.options.get("namespace", source.name)
+        specs = [spec for spec in hub.registry.specs() if spec.namespace == namespace]
+        tokens = tokens_of(tools_of(hub.registry, specs))
+        budget: int | None = source.entry.options.get("token_budget")
+        words = f"its tools take about {tokens:,} tokens in a list"
+        if budget is not None:
+            words += f"; token_budget is {budget:,}"
+        if tokens > (_MANY_TOKENS if budget is None else budget):
+            short = tokens_of(tools_of(hub.registry, specs, "short"))
+            if short < tokens:
+                words += f'; descriptions = "short" makes them {short:,}'
+            words += "; fewer operations take less: include, exclude, allow or hide"
+        is_over = budget is not None and tokens > budget
+        report(source.label, "warning" if is_over else "ok", words)
 
 
 async def _check_brokers(file: ConfigFile, report: Report) -> None:

@@ -23,7 +23,7 @@ from operations.agents.providers import Loss, provider_tools
 from operations.base.errors import CallError, ErrorCode
 from operations.base.json.references import Scopes
 from operations.base.json.values import object_of
-from operations.base.text import counted, numbered_name, suggestion, tool_name
+from operations.base.text import counted, numbered_name, suggestion
 from operations.base.types import JSONObject
 from operations.cli.lookup import caller
 from operations.cli.options import (
@@ -40,13 +40,11 @@ from operations.contract.specs import OperationSpec, OperationType, describable
 from operations.front.search import visible_specs
 from operations.hub import Hub
 from operations.openapi import to_openapi
+from operations.registry.registry import OperationRegistry
 from operations.schema import Schema
 from operations.schema.outline import Outline
 
 Format = Literal["openapi", "openai", "anthropic", "gemini", "mcp", "python"]
-
-_SCHEMA_BUDGET = 1 << 20
-"""Bytes of shared definitions in one schema of an exported MCP tool: practically no limit."""
 
 
 @command
@@ -75,7 +73,7 @@ async def export(
         enforce_writable(output)
     async with open_session(common, screen) as hub:
         specs = await _chosen(hub, ids, as_)
-        result, losses = _exported(format, specs)
+        result, losses = _exported(format, specs, hub.registry)
     _write(result, losses, output, screen)
     if not screen.json:
         for loss in screen.some(losses, verbose=common.verbose):
@@ -96,19 +94,21 @@ async def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[
     return [spec for spec in specs if any(fnmatchcase(spec.id, each) for each in patterns)]
 
 
-def mcp_tools(specs: Sequence[OperationSpec]) -> list[JSONObject]:
-    """Return every operation in the form of an MCP tool listing."""
-    from operations.mcp.serving.tools import Tool  # noqa: PLC0415 - needs an extra
+def mcp_tools(specs: Sequence[OperationSpec], registry: OperationRegistry) -> list[JSONObject]:
+    """Return operations of a registry as an MCP server lists them, without the contract for importers."""
+    from operations.mcp.serving.sizes import tools_of  # noqa: PLC0415 - needs an extra
 
-    return [Tool(tool_name(spec.id), spec, _SCHEMA_BUDGET).wire(modern=True) for spec in specs]
+    return [tool.exported for tool in tools_of(registry, specs)]
 
 
-def _exported(format: Format, specs: list[OperationSpec]) -> tuple[Any, list[Loss]]:
+def _exported(
+    format: Format, specs: list[OperationSpec], registry: OperationRegistry
+) -> tuple[Any, list[Loss]]:
     match format:
         case "openapi":
             return to_openapi(specs), []
         case "mcp":
-            return {"tools": mcp_tools(specs)}, []
+            return {"tools": mcp_tools(specs, registry)}, []
         case "python":
             return python_client(specs), []
         case _:

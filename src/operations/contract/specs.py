@@ -83,6 +83,9 @@ InputPolicy: TypeAlias = Literal["strict", "convert", "off"]
 _OUTPUT: tuple[str, ...] = get_args(OutputPolicy)
 _INPUT: tuple[str, ...] = get_args(InputPolicy)
 
+Descriptions: TypeAlias = Literal["full", "short"]
+"""How much of the descriptions of operations and arguments a list of tools has: everything, or the first sentences."""
+
 
 def enforce_policy(output: OutputPolicy | None, input: InputPolicy | None = None) -> None:
     """Raise an error for an unknown policy; None stands for the default.
@@ -94,6 +97,16 @@ def enforce_policy(output: OutputPolicy | None, input: InputPolicy | None = None
         if policy is not None and policy not in known:
             hint = suggestion(str(policy), known)
             raise ValueError(f"{key} must be one of {', '.join(known)}, not {policy!r}.{hint}")
+
+
+def enforce_descriptions(descriptions: Descriptions | None) -> None:
+    """Raise an error for an unknown setting of descriptions.
+
+    Raises:
+        ValueError: If it is unknown.
+    """
+    if descriptions not in (None, *get_args(Descriptions)):
+        raise ValueError(f"descriptions must be full or short, not {descriptions!r}")
 
 
 UNKNOWN = Schema({})
@@ -551,6 +564,9 @@ class Operation(msgspec.Struct, frozen=True):
     exact_schemas: bool | None = None
     """Whether MCP clients see the output schema itself, so that a result which does not match it is an error there;
     None: unless the operation was imported from an OpenAPI document."""
+
+    descriptions: Descriptions | None = None
+    """The descriptions in lists of MCP tools; None: all of their text."""
 
     durable: bool | Literal["required"] = False
     """Whether a call is a run if the registry keeps runs, and nested calls are its steps; `required`: callers that

@@ -32,7 +32,14 @@ from operations.base.json.values import (
 from operations.base.text import enforce_lists, names_a_secret, suggestion, without_secrets
 from operations.base.types import Count, JSONObject, Seconds
 from operations.contract.access import AccessControl
-from operations.contract.specs import InputPolicy, OperationSpec, OutputPolicy, enforce_policy
+from operations.contract.specs import (
+    Descriptions,
+    InputPolicy,
+    OperationSpec,
+    OutputPolicy,
+    enforce_descriptions,
+    enforce_policy,
+)
 from operations.io.proxies import ConnectionConfig
 from operations.sources.credentials import CallerToken, TokenFunction
 
@@ -204,7 +211,15 @@ class MCPClientConfig(ConnectionConfig):
 
     exact_schemas: bool = True
     """List the output schemas of the tools to MCP clients as the server lists them. If not, they also accept any other
-    result, and schemas above 2 kB are omitted."""
+    result, and larger schemas are omitted (above 2 kB, or a share of 64 kB for all)."""
+
+    descriptions: Descriptions = "full"
+    """The descriptions of operations and arguments in lists of MCP tools: `full`, or `short` for the first
+    sentences."""
+
+    token_budget: Count | None = None
+    """The tokens that the tools of this source should take in a list, estimated at four bytes each; `operations doctor`
+    warns if they take more."""
 
     pin: PinPolicy = "warn"
     """The reaction to a changed tool definition: `off`, `warn` (report it) or `strict` (also reject calls until you
@@ -248,6 +263,7 @@ class MCPClientConfig(ConnectionConfig):
             allowed_hosts=self.allowed_hosts,
         )
         enforce_policy(self.output, self.input)
+        enforce_descriptions(self.descriptions)
         if self.auth == "oauth":
             object.__setattr__(self, "auth", None)
             object.__setattr__(self, "login", self.login or OAuthLogin())

@@ -8,7 +8,14 @@ from msgspec import Meta
 
 from operations.base.text import enforce_lists
 from operations.base.types import Count, Seconds
-from operations.contract.specs import ApprovalRule, InputPolicy, OutputPolicy, enforce_policy
+from operations.contract.specs import (
+    ApprovalRule,
+    Descriptions,
+    InputPolicy,
+    OutputPolicy,
+    enforce_descriptions,
+    enforce_policy,
+)
 from operations.tools.pages import MIN_PAGE
 
 
@@ -66,6 +73,9 @@ class ToolConfig:
     input: InputPolicy | None = None
     """How input that does not match its schema is handled."""
 
+    descriptions: Descriptions | None = None
+    """The descriptions in lists of MCP tools: `full`, or `short` for the first sentences."""
+
     timeout: Seconds | None = None
     """The time limit of a query or mutation in seconds, instead of the entry point's default, unless the caller's
     deadline is earlier. The timer stops while a person answers a question, and restarts with each progress report."""
@@ -100,6 +110,7 @@ class ToolConfig:
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
         enforce_policy(self.output, self.input)
+        enforce_descriptions(self.descriptions)
         if self.rename is not None and not all(self.rename.partition(".")):
             raise ValueError("rename must be a whole id, namespace.name")
         for pointer in self.select or ():

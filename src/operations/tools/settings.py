@@ -182,6 +182,7 @@ def _configured(
         **policies,
         timeout=config.timeout or operation.timeout,
         approve=approve,
+        descriptions=config.descriptions or operation.descriptions,
     )
     if all(getattr(config, name) is None for name in _RUNNING):
         return ready

@@ -448,12 +448,14 @@ class Catalog:
         self.resources = self.addresses.resources
         self.templates = self.addresses.templates
         names = specs_by_name(tools, style, reserved=GATEWAY_TOOLS)
+        counts = Counter(spec.namespace for spec in tools)
         self.tools = {
             name: Tool(
                 name,
                 spec,
                 budget,
                 operation=registry.get(spec.id),
+                siblings=counts[spec.namespace],
                 policy=registry.output_of(spec.id),
             )
             for name, spec in names.items()

@@ -45,6 +45,7 @@ from operations.mcp.serving.catalog import (
     resource_result,
 )
 from operations.mcp.serving.channels import Elicitations, can_answer
+from operations.mcp.serving.sizes import BYTES_PER_TOKEN
 from operations.mcp.serving.tools import (
     Tool,
     gateway_request,
@@ -62,7 +63,6 @@ _SLICE_SECONDS = 0.01
 _FRESH_MILLISECONDS = 60_000
 """Milliseconds for which a client may cache a list of ours. It is told about changes earlier, if it listens."""
 
-_BYTES_PER_TOKEN = 4
 _MAX_COMPLETIONS = 100
 _RESOURCE_NOT_FOUND = -32002
 """The error code before 2026-07-28; since then it is `INVALID_PARAMS`."""
@@ -131,7 +131,7 @@ class Service:
         if len(tools) > settings.max_tools:
             return True
         size = sum([tool.size async for tool in _usable(tools)])
-        return size > settings.max_tokens * _BYTES_PER_TOKEN
+        return size > settings.max_tokens * BYTES_PER_TOKEN
 
     def _unknown(self, kind: str, name: str, caller: MCPCaller) -> MCPError:
         """Return the error for an unknown tool or prompt, with a similar name as suggestion."""

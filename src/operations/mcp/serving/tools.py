@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from operations.base.errors import CallError, ErrorCode, SchemaError, unusable_schema, with_code
 from operations.base.json.values import list_of, object_of
+from operations.base.text import first_sentence
 from operations.base.types import JSONObject, JSONSchema
 from operations.base.work import BudgetSpentError, Explanation, InlineWork
 from operations.contract.envelopes import (
@@ -62,6 +63,9 @@ _ERROR_BUDGET = 1024
 _OPEN_BUDGET = 2 * 1024
 """The largest size of a listed output schema that is not exact, in bytes of JSON."""
 
+_SOURCE_BUDGET = 64 * 1024
+"""The largest size of all such schemas of one source. Each may take an equal share."""
+
 _FORCING: Final = ("strict", "create")
 """The output policies with which every result matches its schema."""
 
@@ -77,6 +81,7 @@ class Tool:
         spec: The operation.
         budget: The largest size of the definitions in a schema, in bytes of JSON.
         operation: The registered operation; None for a gateway tool.
+        siblings: The number of tools of its source.
         policy: The output policy of the operation.
     """
 
@@ -87,6 +92,7 @@ class Tool:
         budget: int,
         *,
         operation: Operation | None = None,
+        siblings: int = 1,
         policy: OutputPolicy = "strict",
     ) -> None:
         self.name = name
@@ -95,6 +101,8 @@ class Tool:
         self.id = spec.id
         self.source = spec.namespace if codec.is_imported(spec) else None
         self._budget = budget
+        self._open_budget = min(_OPEN_BUDGET, _SOURCE_BUDGET // siblings)
+        self._is_short = operation is not None and operation.descriptions == "short"
         self._policy: OutputPolicy = policy
         self._is_export = codec.META_KEY in object_of(spec.meta.get("_meta"))
         self._wires: dict[bool, JSONObject] = {}
@@ -165,6 +173,14 @@ class Tool:
         """The size in a listing in bytes of JSON, without `_meta`, which models do not read."""
         wire = self.wire(modern=False)
         return len(msgspec.json.encode({key: wire[key] for key in wire if key != "_meta"}))
+
+    @property
+    def exported(self) -> JSONObject:
+        """The tool in a listing, without the contract for importers."""
+        wire = self.wire(modern=True)
+        meta = {key: value for key, value in wire["_meta"].items() if key != codec.META_KEY}
+        rest = {key: value for key, value in wire.items() if key != "_meta"}
+        return {**rest, "_meta": meta} if meta else rest
 
     @cached_property
     def _gives_null(self) -> bool:
@@ -342,12 +358,14 @@ class Tool:
     def _written(self, modern: bool) -> JSONObject:
         spec = self.spec
         wire = codec.entry_of(spec, self.name)
+        if self._is_short and spec.description:
+            wire["description"] = first_sentence(spec.description, codec.SHORT)
         wire["inputSchema"] = self.input_schema
         export = self._export(modern)
         output = self._output_schema(modern)
         if output is not None and self.is_exact:
             wire["outputSchema"] = output
-        elif output is not None and len(msgspec.json.encode(output)) <= _OPEN_BUDGET:
+        elif output is not None and len(msgspec.json.encode(output)) <= self._open_budget:
             # Clients drop a result that does not match the schema, so they receive a schema that every result matches.
             wire["outputSchema"] = codec.with_alternative(output)
             export["outputSchema"] = codec.EXACT_OUTPUT
@@ -364,7 +382,8 @@ class Tool:
 
     @cached_property
     def _inlined_input(self) -> JSONSchema:
-        return with_items(codec.inlined(self._pruned_input, self._budget))
+        document = codec.inlined(self._pruned_input, self._budget)
+        return with_items(codec.shortened(document) if self._is_short else document)
 
     @cached_property
     def input_schema(self) -> JSONObject:

@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from operations.base.json.references import objects_in, reference_of, target_of
 from operations.base.json.values import is_list, is_object, list_of, object_of, unescape
+from operations.base.text import first_sentence
 from operations.base.types import JSONObject, JSONSchema
 from operations.contract.channel import NOTHING
 from operations.contract.context import OperationContext
@@ -58,6 +59,9 @@ SOURCES_KEY = "alkdev.operations/sources"
 
 CHANGES_KEY = "alkdev.operations/changes"
 """The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
+
+SHORT: Final = 200
+"""The largest number of characters in a short description."""
 
 EXACT_OUTPUT = "#/outputSchema/anyOf/0"
 """The location of the exact output schema in a listed tool whose schema accepts every result."""
@@ -373,6 +377,16 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
         _, keyword, name = place.split("/")
         root.setdefault(keyword, {})[unescape(name)] = definition
     return root
+
+
+def shortened(document: JSONSchema) -> JSONSchema:
+    """Return `document` with the first sentence of each description."""
+
+    def change(schema: JSONObject) -> None:
+        if isinstance(text := schema.get("description"), str):
+            schema["description"] = first_sentence(text, SHORT)
+
+    return rewritten(document, change)
 
 
 def inlined(document: JSONSchema, budget: int) -> JSONSchema:

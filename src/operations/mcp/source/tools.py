@@ -317,6 +317,7 @@ def build_tool(
         forwards=True,
         input=config.input,
         exact_schemas=config.exact_schemas,
+        descriptions=config.descriptions,
     )
 
 

@@ -5,18 +5,16 @@ Rule 2: the same operations give the same document, independently of their order
 """
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from itertools import chain
-from textwrap import shorten
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from operations.base.errors import HTTP_STATUS, ErrorCode
 from operations.base.json.values import is_list, is_object, object_of
-from operations.base.text import numbered_name
+from operations.base.text import first_sentence, numbered_name
 from operations.base.types import JSONObject, JSONSchema
 from operations.contract.specs import ErrorDefinition, OperationSpec, OperationType, describable
 from operations.front.public_errors import declared_status
@@ -71,7 +69,6 @@ _SHARED: Mapping[int, tuple[str, str]] = {
 _MANY = 3
 """A response becomes a component if at least this many operations share it."""
 
-_NEXT_SENTENCE: Final = re.compile(r"(?<=[.!?])\s(?=[A-Z])")
 _MAX_SUMMARY: Final = 120
 
 _FAILED = "The call failed: a limit, a timeout, or an error of the operation."
@@ -399,9 +396,8 @@ def _without_bytes(schema: Schema) -> tuple[str, Schema]:
 
 def _summary(spec: OperationSpec) -> str:
     """Return the first sentence of a description, or the id of the operation: linters require a summary."""
-    paragraph = " ".join(spec.description.strip().partition("\n\n")[0].split())
-    sentence = _NEXT_SENTENCE.split(paragraph, 1)[0].removesuffix(".")
-    return shorten(sentence, _MAX_SUMMARY, placeholder="...") or spec.id
+    sentence = first_sentence(spec.description, _MAX_SUMMARY)
+    return (sentence if sentence.endswith("...") else sentence.removesuffix(".")) or spec.id
 
 
 def _result(spec: OperationSpec, schema: JSONSchema, binary: str) -> JSONObject:

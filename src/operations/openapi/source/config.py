@@ -14,7 +14,13 @@ from operations.base.types import Count, Seconds
 from operations.contract.access import AccessControl
 from operations.contract.context import OperationContext
 from operations.contract.options import Builder, ConfigKeyError, field_of
-from operations.contract.specs import InputPolicy, OutputPolicy, enforce_policy
+from operations.contract.specs import (
+    Descriptions,
+    InputPolicy,
+    OutputPolicy,
+    enforce_descriptions,
+    enforce_policy,
+)
 from operations.io.files import FilesRoot
 from operations.io.hosts import origin_of
 from operations.io.http.client import HTTPTransport, is_header
@@ -265,7 +271,15 @@ class HTTPServiceConfig(ConnectionConfig):
 
     exact_schemas: bool = False
     """List exact output schemas to MCP clients; a response that does not match is then an error there. If not, they
-    also accept any other result, and schemas above 2 kB are omitted."""
+    also accept any other result, and larger schemas are omitted (above 2 kB, or a share of 64 kB for all)."""
+
+    descriptions: Descriptions = "full"
+    """The descriptions of operations and arguments in lists of MCP tools: `full`, or `short` for the first
+    sentences."""
+
+    token_budget: Count | None = None
+    """The tokens that the tools of this source should take in a list, estimated at four bytes each; `operations doctor`
+    warns if they take more."""
 
     allowed_hosts: tuple[str, ...] = ()
     """Hosts (`host`, `host:port` or an origin) that may be private and may receive credentials."""
@@ -360,6 +374,7 @@ class HTTPServiceConfig(ConnectionConfig):
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
         enforce_policy(self.output, self.input)
+        enforce_descriptions(self.descriptions)
         if self.operation_ids not in ("document", "short"):
             raise ValueError(f"operation_ids must be document or short, not {self.operation_ids!r}")
         if self.base_url is not None:

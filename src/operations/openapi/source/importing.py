@@ -402,6 +402,7 @@ class Importer:
             forwards=True,
             input=self._config.input,
             exact_schemas=self._config.exact_schemas,
+            descriptions=self._config.descriptions,
         )
 
     def _is_wanted(self, outline: OperationOutline) -> bool:
@@ -451,6 +452,7 @@ class Importer:
             blocking=False,
             input=self._config.input,
             exact_schemas=self._config.exact_schemas,
+            descriptions=self._config.descriptions,
         )
 
     def _paging(self, entry: DocumentOperation, outline: OperationOutline) -> Paging | None:
