@@ -80,7 +80,9 @@ async def test_an_argument_that_is_null_counts_from_the_first_page(
 ) -> None:
     async with (
         serving(pages) as url,
-        imported(listing(paging.argument), base_url=url, pagination={"call": paging}) as registry,
+        imported(
+            listing(paging.argument), base_url=url, pagination={"call": paging}, input="convert"
+        ) as registry,
     ):
         found: list[int] = []
         async for envelope in registry.subscribe("api.call.pages", {paging.argument: None}):

@@ -126,10 +126,29 @@ async def test_null_for_an_optional_parameter_means_absent(
     echo: Echo, place: str, schema: Any
 ) -> None:
     doc = document(parameters=[parameter("p", place, schema)])
-    seen = await sent(doc, echo, {"p": None})
+    seen = await sent(doc, echo, {"p": None}, input="convert")
     assert seen.query == ""
     assert seen.header("p") is None
     assert seen.header("cookie") is None
+
+
+async def test_an_optional_parameter_has_the_type_of_the_document(echo: Echo) -> None:
+    doc = document(
+        parameters=[
+            parameter("limit", "query", {"type": "integer"}),
+            parameter("after", "query", {"type": ["integer", "null"]}),
+        ]
+    )
+    service = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    schema: Any = next(iter(service)).spec.input_schema.document
+
+    assert schema["properties"] == {
+        "limit": {"type": "integer"},
+        "after": {"type": ["integer", "null"]},
+    }
+    with pytest.raises(CallError, match="must be an integer, not null"):
+        await sent(doc, echo, {"limit": None})
+    assert (await sent(doc, echo, {"after": None})).query == ""
 
 
 async def test_null_is_sent_if_the_schema_allows_it(echo: Echo) -> None:

@@ -171,3 +171,37 @@ async def test_a_fake_upstream_responds_with_the_examples_of_its_document() -> N
     assert len(sent) == 4
     with pytest.raises(KeyError, match="/cats"):
         upstream.respond("GET", "/cats")
+
+
+def build() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("mail.send")
+    async def send(to: str) -> dict[str, int]:
+        return {"id": 1}
+
+    @registry.operation("shop.tell")
+    async def tell() -> AsyncIterator[str]:
+        yield "text"
+
+    return registry
+
+
+def test_a_fake_rejects_results_that_the_operation_cannot_return() -> None:
+    with RegistryUnderTest(build()) as shop:
+        with pytest.raises(OperationsError, match=r"mail\.send returns what .* cannot return: /id"):
+            shop.fake("mail.send", {"id": "seven"})
+        with pytest.raises(OperationsError, match="cannot return: the result"):
+            shop.fake("mail.send")
+        with pytest.raises(OperationsError, match="cannot return"):
+            shop.fake("shop.tell", ["text", {"no": "text"}])
+        shop.fake("mail.send", {"id": "7"})  # converted, as a result of the operation would be
+
+
+async def test_the_result_of_a_function_is_checked_when_it_is_called() -> None:
+    with RegistryUnderTest(build()) as shop:
+        shop.fake("mail.send", lambda _: {"id": "seven"})
+        with pytest.raises(CallError) as caught:
+            await shop.call("mail.send", {"to": "a"})
+
+    assert "cannot return: /id" in str(caught.value.__cause__)

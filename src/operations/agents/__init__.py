@@ -11,8 +11,10 @@ import asyncio
 import time
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -504,6 +506,25 @@ Run = Callable[[Any], Awaitable[Outcome]]
 """Runs a tool with arguments as an object or as JSON text."""
 
 
+def wait_for(call: Coroutine[Any, Any, str], home: asyncio.AbstractEventLoop | None) -> str:
+    """Run a call from code that is not asynchronous, and return its result.
+
+    It runs on the event loop on which the tools were created, if that runs in another thread, because connections
+    belong to it. Otherwise it runs on a loop of its own: in another thread if this one has a running loop, as in a
+    notebook.
+    """
+    try:
+        current = asyncio.get_running_loop()
+    except RuntimeError:
+        current = None
+    if home is not None and home is not current and home.is_running():
+        return asyncio.run_coroutine_threadsafe(call, home).result()
+    if current is None:
+        return asyncio.run(call)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, asyncio.run, call).result()
+
+
 def _langchain_tool(core: Any, tool: ToolDefinition, run: Run) -> Any:
     async def invoke(**arguments: Any) -> str:
         outcome = await run(arguments)
@@ -511,10 +532,19 @@ def _langchain_tool(core: Any, tool: ToolDefinition, run: Run) -> Any:
             raise core.ToolException(outcome.text)
         return outcome.text
 
+    try:
+        home = asyncio.get_running_loop()
+    except RuntimeError:
+        home = None
+
+    def invoke_now(**arguments: Any) -> str:
+        return wait_for(invoke(**arguments), home)
+
     return core.StructuredTool(
         name=tool.name,
         description=tool.description,
         args_schema=tool.schema,
+        func=invoke_now,
         coroutine=invoke,
         handle_tool_error=True,
     )

@@ -6,7 +6,7 @@ responds with the examples of its OpenAPI document, without a network.
 
 import inspect
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http.client import responses
 from types import TracebackType
@@ -21,8 +21,9 @@ from operations.base.text import suggestion
 from operations.base.types import JSONObject
 from operations.contract.access import Identity
 from operations.contract.context import OperationContext
+from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.events import CallEvent, CallStarted
-from operations.contract.specs import Operation, OperationType
+from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.openapi import HTTPRequest, HTTPServiceConfig, from_openapi
 from operations.openapi.source.diagnosis import examples_of
 from operations.registry.registry import OperationRegistry
@@ -37,24 +38,52 @@ class Fake:
         inputs: The inputs of its calls, in order.
     """
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: Any, spec: OperationSpec) -> None:
         self.inputs: list[Any] = []
         self._result = result
+        self._spec = spec
+        if callable(result) or isinstance(result, BaseException):
+            return
+        if spec.type is not OperationType.SUBSCRIPTION:
+            self._enforce_possible(result)
+        elif isinstance(result, Sequence):
+            for item in result:  # pyright: ignore[reportUnknownVariableType]
+                self._enforce_possible(item)
 
     async def __call__(self, input: Any, context: OperationContext) -> Any:
         """Record a call and return the result; raise it if it is an exception."""
         result = self._respond(input)
-        return await result if inspect.isawaitable(result) else result
+        return self._enforce_possible(await result if inspect.isawaitable(result) else result)
 
     async def stream(self, input: Any, context: OperationContext) -> AsyncGenerator[Any]:
         """Record a subscription and yield the items of the result; raise it if it is an exception."""
         result = self._respond(input)
         if isinstance(result, AsyncIterable):
             async for item in result:  # pyright: ignore[reportUnknownVariableType]
-                yield item
+                yield self._enforce_possible(item)
         else:
             for item in result:
-                yield item
+                yield self._enforce_possible(item)
+
+    def _enforce_possible(self, result: Any) -> Any:
+        """Return a result that the operation itself could return.
+
+        Raises:
+            OperationsError: If it does not match the output schema, even after it was normalised.
+        """
+        schema, data = self._spec.output_schema, result
+        if isinstance(result, ResponseEnvelope):
+            data = result.data  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if schema.is_unknown or schema.is_binary or isinstance(data, bytes):
+            return result
+        _, changes = schema.compile().normaliser("cast")(data)
+        wrong = [each for each in changes or () if each.kind == "mismatch"]
+        if wrong:
+            place = wrong[0].path or "the result"
+            raise OperationsError(
+                f"The fake of {self._spec.id} returns what the operation cannot return: {place} {wrong[0].message}"
+            )
+        return result
 
     def _respond(self, input: Any) -> Any:
         self.inputs.append(input)
@@ -110,7 +139,8 @@ class RegistryUnderTest:
                 asynchronous.
 
         Raises:
-            OperationsError: If there is no such operation.
+            OperationsError: If there is no such operation, or it cannot return this result. A result of a function is
+                checked when it is called.
         """
         original = self.registry.get(operation_id)
         if original is None:
@@ -120,7 +150,7 @@ class RegistryUnderTest:
                 + suggestion(operation_id, known)
             )
         self._originals.setdefault(operation_id, original)
-        fake = Fake(result)
+        fake = Fake(result, original.spec)
         is_stream = original.spec.type is OperationType.SUBSCRIPTION
         handler = fake.stream if is_stream else fake
         self.registry.register(Operation(original.spec, handler), replace=True)

@@ -32,7 +32,6 @@ from operations.openapi.reading.keywords import (
     as_object,
     closed_object,
     is_file,
-    with_null,
 )
 from operations.openapi.reading.model import Body, Media, Model, Parameter, ranked
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
@@ -474,8 +473,6 @@ class RequestPlan:
         for argument in self.arguments:
             parameter = argument.parameter
             schema = as_object(draft.convert(parameter.schema))
-            if argument.drops_null and not self._schemas.allows_null(parameter.schema):
-                schema = with_null(schema)
             if argument.only_value is not NO_VALUE:
                 schema = {**schema, "default": argument.only_value}
             elif parameter.required and argument.name not in (*self._only_values, *self._forced):
