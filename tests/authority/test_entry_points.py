@@ -568,6 +568,12 @@ def test_a_grant_with_a_pattern_that_matches_nothing_or_without_an_end_is_create
     assert "never expires" in warnings[0]
     assert [each.split()[1] for each in warnings[1:]] == ["tsak.*", "task.nothing"]
 
+    # No pattern covers what administers authority.
+    marked = ["-o", "approvals.*", "-o", "approvals.list", "--until", "1h"]
+    assert main([*grant, *marked]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "approvals.* allows no operation that administers authority: name each" in warning
+
 
 @pytest.mark.requirement("R63")
 def test_grants_approvals_and_the_ledger_at_the_command_line(

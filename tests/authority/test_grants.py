@@ -228,6 +228,13 @@ async def test_a_holder_cannot_let_the_revocation_of_its_block_revoke_the_grant_
         await grants.resolve(whole)
 
 
+@pytest.mark.parametrize("subject", ["", "x" * 257])
+def test_a_grant_needs_a_subject_that_can_be_named(subject: str) -> None:
+    for whose in (subject, Identity(subject)):
+        with pytest.raises(GrantError, match="1 to 256 characters"):
+            Grants(KEY).create(whose, "bot", operations=["*"])
+
+
 def test_a_short_key_and_a_grant_without_operations_are_rejected() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         Grants("short")

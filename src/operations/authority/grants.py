@@ -47,6 +47,9 @@ _MAX_DELEGATED = 256 * 1024
 """The largest token that a hub mints for one call. It contains all scopes and resources of the caller."""
 
 _MAX_BLOCKS = 16
+_MAX_NAME = 256
+"""The largest length of an id; see `Name`."""
+
 _MAX_RESOLVED = 1_000
 _MAX_WEIGHT = 100_000
 """The largest weight of all cached grants: about 100 MB for the largest schemas."""
@@ -309,6 +312,8 @@ class Grants:
                 "the subject of a grant cannot be another grant: narrow that grant instead"
             )
         whose = Subject(id=subject) if isinstance(subject, str) else _subject(subject)
+        if not 1 <= len(whose.id) <= _MAX_NAME:
+            raise GrantError(f"the id of the subject must have 1 to {_MAX_NAME} characters")
         return _short(mint(self._key, whose, new_block(holder, **block)))
 
     def blocks(self, token: str) -> tuple[Block, ...]:

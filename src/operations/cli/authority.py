@@ -52,6 +52,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BLOCK_ID = re.compile("[0-9a-f]{16}|[0-9a-f]{32}")
 """The id of a block, or its key, which `operations trace --verbose` prints."""
 
+_MARKED = ("approvals.", "hub.")
+"""The operations of a hub itself, all of which are marked. They are registered when it serves."""
+
 _OPERATOR = OperationContext(trusted=True)
 Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 
@@ -149,6 +152,11 @@ async def create(
     screen.write(_grants(common).create(whose, limits.holder, **options))
     if limits.until is None:
         screen.warn("this grant never expires: set --until, such as --until 8h, or revoke it later")
+    for pattern in options.get("operations", ()):
+        if pattern.startswith(_MARKED) and PatternSet([pattern]).ids == set():
+            screen.warn(
+                f"{pattern} allows no operation that administers authority: name each, such as approvals.answer"
+            )
     for pattern in _unmatched(common.load(), options):
         screen.warn(f"{pattern} matches no operation that `operations list` has shown")
 
@@ -170,9 +178,7 @@ def _unmatched(file: ConfigFile, options: BlockOptions) -> list[str]:
         )
     )
     matching = PatternSet(patterns).matching(*known)
-    # The operations of a hub itself are registered when it serves.
-    own = ("approvals.", "hub.")
-    return [each for each in patterns if each not in matching and not each.startswith(own)]
+    return [each for each in patterns if each not in matching and not each.startswith(_MARKED)]
 
 
 @grant_app.command
