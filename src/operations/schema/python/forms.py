@@ -510,11 +510,11 @@ class FormWriter:
         """Yield the names and the forms of the fields of an object."""
         for each in fields:
             where = (*place, each.name)
-            if each.is_sent:
+            if each.is_sent or each.is_derived:
                 given = sent.get(each.name, _ABSENT) if is_object(sent) else _ABSENT
                 yield each.name, self.write(each.value, given, where)
                 continue
-            if each.factory is not None and origin_of(each.factory) not in _PLAIN_FACTORIES:
+            if each.default.is_generated:
                 self.generated.append(where)
             yield each.name, self.default(each.value, where)
 
@@ -538,7 +538,7 @@ class FormWriter:
         missing = _missing_marker()
         own = _fields_of_pydantic(kind)
         fields = [
-            _Field(json_name, held[name], name in given, own.get(name))
+            _Field(json_name, held[name], name in given, own.get(name, _REQUIRED))
             for name, json_name in named.names.items()
             if name in held and held[name] is not missing
         ]
@@ -556,18 +556,16 @@ class FormWriter:
             raise FormError(
                 f"is a {kind.__name__}, which has a field that it does not store", place
             )
-        given = sent if is_object(sent) else None
+        given, defaults = sent if is_object(sent) else None, _fields_of_dataclass(kind)
         fields: list[_Field] = []
         for each in dataclasses.fields(kind):
             names = {each.name} if named is None else named.accepted.get(each.name, {each.name})
-            is_sent = given is None or not names.isdisjoint(given)
-            factory = each.default_factory
             fields.append(
                 _Field(
                     each.name if named is None else named.names.get(each.name, each.name),
                     getattr(value, each.name, _ABSENT),
-                    is_sent,
-                    None if factory is dataclasses.MISSING else factory,
+                    given is None or not names.isdisjoint(given),
+                    defaults[each.name],
                 )
             )
         return self._object(self._fields(_present(fields), sent, place), place)
@@ -580,7 +578,7 @@ class FormWriter:
                 each.name,
                 getattr(value, each.name, _ABSENT),
                 given is None or each.name in given,
-                getattr(each.default, "factory", None),
+                _default_of_attrs(each.default),
             )
             for each in kind.__attrs_attrs__
         ]
@@ -621,8 +619,48 @@ class _Field(msgspec.Struct, frozen=True):
     is_sent: bool
     """Whether the caller sent it, as far as that is known."""
 
+    default: "_Default"
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the value is not the default of the field, although the caller did not send it.
+
+        A validator or `__post_init__` has made it from other parts of the input.
+        """
+        default = self.default
+        if hasattr(type(self.value), "get_secret_value"):
+            return False
+        if default.is_generated:
+            return False
+        try:
+            expected = default.value if default.factory is None else default.factory()
+            # True equals 1.
+            is_other = isinstance(expected, bool) is not isinstance(self.value, bool)
+            return is_other or bool(expected != self.value)
+        except Exception:  # noqa: BLE001 - code of the class, whose error does not matter here
+            return True
+
+
+class _Default(msgspec.Struct, frozen=True):
+    """What a field contains that the caller does not send."""
+
+    value: Any = _ABSENT
+
     factory: Any = None
-    """Its default factory, if it has one."""
+    """A default factory that returns an equal value each time."""
+
+    is_generated: bool = False
+    """Whether a default factory may create another value for each call, also from other fields."""
+
+
+_REQUIRED: Final = _Default()
+"""Of a field without a default."""
+
+
+def _made_by(factory: Any) -> _Default:
+    if origin_of(factory) in _PLAIN_FACTORIES or factory in _PLAIN_FACTORIES:
+        return _Default(factory=factory)
+    return _Default(is_generated=True)
 
 
 def _present(fields: Iterable[_Field]) -> list[_Field]:
@@ -638,19 +676,44 @@ def _has_init_vars(cls: Any, /) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _fields_of_pydantic(cls: Any, /) -> dict[str, Any]:
-    """Return the default factories of a model, by field."""
-    return {name: each.default_factory for name, each in cls.__pydantic_fields__.items()}
+def _fields_of_pydantic(cls: Any, /) -> dict[str, _Default]:
+    """Return the defaults of a class of pydantic, by field."""
+    found: dict[str, _Default] = {}
+    for name, each in cls.__pydantic_fields__.items():
+        factory = each.default_factory
+        found[name] = _Default(each.default) if factory is None else _made_by(factory)
+    return found
 
 
 @lru_cache(maxsize=1024)
-def _fields_of_struct(cls: Any) -> dict[str, Any]:
-    """Return the default factories of a struct, by field."""
-    none = msgspec.NODEFAULT
-    return {
-        each.name: None if each.default_factory is none else each.default_factory
-        for each in msgspec.structs.fields(cls)
-    }
+def _fields_of_dataclass(cls: Any, /) -> dict[str, _Default]:
+    """Return the defaults of a dataclass, by field."""
+    none, found = dataclasses.MISSING, dict[str, _Default]()
+    for each in dataclasses.fields(cls):
+        if each.default_factory is none:
+            found[each.name] = _Default(each.default)
+        else:
+            found[each.name] = _made_by(each.default_factory)
+    if hasattr(cls, "__pydantic_fields__"):
+        found |= _fields_of_pydantic(cls)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _fields_of_struct(cls: Any) -> dict[str, _Default]:
+    """Return the defaults of a struct, by field."""
+    none, found = msgspec.NODEFAULT, dict[str, _Default]()
+    for each in msgspec.structs.fields(cls):
+        if each.default_factory is none:
+            found[each.name] = _Default(each.default)
+        else:
+            found[each.name] = _made_by(each.default_factory)
+    return found
+
+
+def _default_of_attrs(default: Any) -> _Default:
+    """Return the default of a field of attrs."""
+    return _made_by(default.factory) if hasattr(default, "factory") else _Default(default)
 
 
 def _missing_marker() -> Any:
