@@ -648,9 +648,7 @@ async def test_an_expired_caller_continues_nothing(
     store = registry.run_store
     from operations.runs import callers  # noqa: PLC0415 - only here
 
-    await store.write(
-        lambda db: db.count("UPDATE runs SET caller = ?", callers.stored(caller, by_id=False))
-    )
+    await store.write(lambda db: db.count("UPDATE runs SET caller = ?", callers.stored(caller)))
     state = await resumed(registry, run)
 
     assert (state.status, state.error["code"]) == ("failed", "ACCESS_DENIED")

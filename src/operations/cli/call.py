@@ -72,6 +72,8 @@ async def call(
     timeout: Annotated[float | None, POSITIVE] = None,
     count: Annotated[int | None, POSITIVE] = None,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
+    detach: Annotated[bool, Parameter(negative="")] = False,
+    key: str | None = None,
     common: Common = DEFAULTS,
 ) -> int | None:
     """Call an operation and print its data. Items of a subscription are printed line by line, until Ctrl-C.
@@ -89,6 +91,8 @@ async def call(
         timeout: Seconds to wait; by default the timeout of the config, and no limit for a subscription.
         count: End a subscription after this many items.
         as_: A caller of [access.keys], or a grant; `anonymous` for no identity. Default: operator (full access).
+        detach: Start a run, print its id and end; a server with the same [runs] works on it.
+        key: With --detach: the same call with the same key is the same run.
         common: Options of every command.
     """
     screen = common.screen()
@@ -132,6 +136,14 @@ async def call(
             )
             printer = _Printer(screen, terminal, envelope, output)
             with _public_errors(context, front, screen, common):
+                if detach or key is not None:
+                    if not detach:
+                        raise CycloptsError(msg="--key applies only to runs: add --detach")
+                    run = await hub.registry.start(
+                        operation_id, value, context.changed(deadline=None), key=key
+                    )
+                    screen.value({"id": run.id}) if screen.json else screen.write(run.id)
+                    return ExitCode.DONE
                 if is_stream:
                     items = hub.registry.subscribe(operation_id, value, context)
                     return await printer.follow(items, count)

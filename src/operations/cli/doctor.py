@@ -25,7 +25,7 @@ from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
 from operations.hub import Hub, open_hub
 from operations.hub.journal import journal_path, read_journal
-from operations.hub.opening import Access, opened_authority, unused_public_url
+from operations.hub.opening import Access, opened_authority, runs_of, unused_public_url
 from operations.hub.place import HubPlace
 from operations.mcp.kind import MCPEntry
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
@@ -194,6 +194,7 @@ async def _check_all(common: Common, report: Report) -> None:
         if has_secrets:
             report("config", "failed", str(error))
     await _check_brokers(file, report)
+    await _check_runs(file, report)
     _check_trace(file, report)
 
 
@@ -343,6 +344,28 @@ async def _check_brokers(file: ConfigFile, report: Report) -> None:
         except (OperationsError, OSError, TimeoutError) as error:
             late = "no answer; if it only needs more time, increase connect_timeout"
             report(f"broker {name}", "failed", str(error) or late)
+
+
+async def _check_runs(file: ConfigFile, report: Report) -> None:
+    """Open the store of runs as a client, and report what waits in it."""
+    try:
+        runs = runs_of(file)
+    except ConfigError as error:
+        report("runs", "failed", str(error))
+        return
+    if runs is None:
+        return
+    try:
+        counts = await runs.counts() if await runs.works() else None
+    finally:
+        await runs.aclose()
+    if counts is None:
+        report("runs", "failed", "the store of [runs] cannot be written")
+    else:
+        words = ", ".join(
+            f"{counts[name]} {name}" for name in ("queued", "working", "input_required")
+        )
+        report("runs", "ok", words)
 
 
 def _check_trace(file: ConfigFile, report: Report) -> None:

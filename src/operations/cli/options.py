@@ -468,6 +468,7 @@ async def open_session(
     *,
     file: ConfigFile | None = None,
     wait: bool = True,
+    works: bool = False,
 ) -> AsyncGenerator[Hub]:
     """Open the hub of a command for the duration of an `async with` block.
 
@@ -477,6 +478,7 @@ async def open_session(
         wanted: The sources to open.
         file: The config of a server, which is already loaded.
         wait: Whether to wait for the sources, and report those that cannot be opened.
+        works: Whether to work on runs, as a server does.
 
     Raises:
         ConfigError: If the config is missing or wrong.
@@ -484,7 +486,7 @@ async def open_session(
     if file is not None and _is_quiet(file, common):
         # Commands report their sources, but not a trace that a server cannot write.
         logging.getLogger("operations.hub.journal").setLevel(logging.WARNING)
-    opened = open_hub(file or common.load(), wanted, wait=30 if wait else 0)
+    opened = open_hub(file or common.load(), wanted, wait=30 if wait else 0, works=works)
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():

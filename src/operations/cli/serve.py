@@ -56,7 +56,7 @@ async def serve(
         return await _serve_shared(file, host, port, entry_point, common)
     async with AsyncExitStack() as stack:
         stack.enter_context(writing_logs(file, verbose=common.verbose))
-        opened = open_session(common, screen, file=file, wait=stdio)
+        opened = open_session(common, screen, file=file, wait=stdio, works=True)
         hub = await stack.enter_async_context(opened)
         if stdio:
             server = await serving.mcp_server(hub, as_)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, cast
 
 from msgspec import Meta
 
-from operations.base.types import Count, FunctionName, JSONObject, Names, Seconds
+from operations.base.types import TABLE, Count, FunctionName, JSONObject, Names, Seconds
 from operations.contract.access import Identity
 from operations.contract.options import Derived, KeyPath, Secret, file_class
 from operations.contract.specs import OutputPolicy
@@ -107,6 +107,62 @@ class LedgerEntry:
     head: str | None = None
     strict: bool = False
     sync: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEntry:
+    """A run that is started again and again. The name of the table is the name of the schedule.
+
+    Attributes:
+        operation: The id of the operation.
+        input: Its input.
+        every: Seconds between two runs, counted from 1970 on; or use `cron`.
+        cron: Five fields in UTC: minute, hour, day of the month, month, day of the week.
+        subject: A caller of `access.keys`, as whom it runs; by default the operator.
+    """
+
+    operation: str
+    input: Annotated[JSONObject, TABLE] = field(default_factory=dict[str, Any])
+    every: Seconds | None = None
+    cron: str | None = None
+    subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsEntry:
+    """The store of runs: calls that survive crashes, restarts and deploys.
+
+    Attributes:
+        url: `sqlite:` with a path relative to this file, or `postgresql://USER@HOST/DATABASE` without a password.
+        password: The password of the PostgreSQL user.
+        working: The number of runs that each process works on at a time.
+        live_per_caller: The number of live runs of one caller.
+        live: The number of live runs of all callers.
+        steps: The number of steps of one run.
+        lease: Seconds after which other processes take over the runs of a process that has stopped.
+        grace: Seconds that runs have to end when the process ends; the others are continued elsewhere.
+        park: Seconds for which a run that only waits stays in memory.
+        keep_steps: Keep the steps of completed runs.
+        keep_completed: Seconds for which completed and cancelled runs are kept.
+        keep_failed: Seconds for which failed and unknown runs are kept.
+        keep_unanswered: Seconds after which a run fails whose question has no answer.
+        schedules: Runs that are started at certain times, by name.
+    """
+
+    url: str
+    password: Secret | None = None
+    working: Count = 50
+    live_per_caller: Count = 1_000
+    live: Count = 100_000
+    steps: Count = 10_000
+    lease: Seconds = 10
+    grace: Seconds = 5
+    park: Seconds = 60
+    keep_steps: bool = False
+    keep_completed: Seconds = 24 * 3600
+    keep_failed: Seconds = 7 * 24 * 3600
+    keep_unanswered: Seconds = 30 * 24 * 3600
+    schedules: dict[str, ScheduleEntry] = field(default_factory=dict[str, ScheduleEntry])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +277,7 @@ class Config:
         access: The external callers and their keys.
         authority: The store of budgets, revocations and approvals.
         ledger: A tamper-evident record of calls.
+        runs: The store of runs.
         serve: The address and the entry points of `operations serve`.
         work: The address for health and metrics of `operations work`.
         limits: Limits of requests and calls.
@@ -238,6 +295,7 @@ class Config:
     access: AccessEntry = field(default_factory=AccessEntry)
     authority: AuthorityEntry = field(default_factory=AuthorityEntry)
     ledger: LedgerEntry | None = None
+    runs: RunsEntry | None = None
     serve: ServeEntry = field(default_factory=ServeEntry)
     work: WorkEntry | None = None
     limits: LimitsEntry = field(default_factory=LimitsEntry)

@@ -31,7 +31,15 @@ from operations.contract.specs import OperationSpec
 from operations.front.config import ASGIApp
 from operations.front.front import Front
 from operations.hub.journal import recall_ids, recording
-from operations.hub.opening import Access, load_setup, open_source, opened_authority, sources_of
+from operations.hub.opening import (
+    Access,
+    grants_of,
+    load_setup,
+    open_source,
+    opened_authority,
+    runs_of,
+    sources_of,
+)
 from operations.hub.source import (
     ALL,
     Source,
@@ -428,6 +436,7 @@ async def open_hub(
     wanted: SourceFilter = ALL,
     *,
     wait: float | None = 30,
+    works: bool = False,
 ) -> AsyncGenerator[Hub]:
     """Open the sources of a config and keep them connected for the duration of an `async with` block.
 
@@ -437,6 +446,7 @@ async def open_hub(
         config: The path of an `operations.toml` or `mcp.json`, or a loaded config.
         wanted: The sources to open; by default all.
         wait: Seconds to wait for each source to connect or fail before the block begins.
+        works: Whether to work on the runs of `[runs]`, as a server does; otherwise they are only started and read.
 
     Raises:
         ConfigError: If the file cannot be used.
@@ -449,10 +459,11 @@ async def open_hub(
             max_threads=settings.limits.threads,
             remote=None if wanted.operation is None else lazy,
             authority=authority,
+            runs=runs_of(file, executes=works, grants=grants_of(file, store=authority.store)),
         )
         hub = lazy.hub = Hub(registry, file, wanted, _build_app)
         # Close the sources also if opening is interrupted.
-        async with aclosing(hub), registry, AsyncExitStack() as stack:
+        async with aclosing(hub), aclosing(registry), AsyncExitStack() as stack:
             _start_audit(hub, stack)
             _start_telemetry(hub, stack)
             if settings.setup is not None:
@@ -464,6 +475,9 @@ async def open_hub(
             # A single call does not repeat the warning of the hub.
             level = logging.WARNING if wanted.operation is None else logging.INFO
             with recording(registry, file, level):
+                if registry.run_store is not None:
+                    # Now that the operations are there.
+                    await registry.run_store.open()
                 yield hub
 
 

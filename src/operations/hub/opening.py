@@ -9,6 +9,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
 )
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ from operations.calls.kind import connect_broker
 from operations.config import ConfigError, ConfigFile
 from operations.config.model import LedgerEntry
 from operations.contract.access import Identity
+from operations.contract.context import OperationContext
 from operations.front.config import JWTConfig
 from operations.hub.place import HubPlace
 from operations.hub.source import Source
@@ -29,6 +31,8 @@ from operations.mcp.config import read_servers, unknown_keys
 from operations.mcp.kind import KIND as MCP_KIND
 from operations.mcp.kind import ListedServer
 from operations.pubsub.stores import open_broker_store
+from operations.runs import Limits as RunLimits
+from operations.runs import Retention, Runs, Schedule
 from operations.sources.contract import Opened, Skipped
 from operations.sources.modules import KIND as LOCAL_KIND
 from operations.sources.modules import ListedModule
@@ -256,6 +260,92 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
         reason = (isinstance(error, StoreError) and error.__cause__) or error
         raise file.error(f"cannot be used: {reason}", key) from error
     return store
+
+
+def runs_of(
+    file: ConfigFile, *, executes: bool = False, grants: Grants | None = None
+) -> Runs | None:
+    """Return the store of runs of a config; None if it has none.
+
+    Args:
+        file: The config.
+        executes: Whether this process works on runs.
+        grants: Knows which grants were revoked.
+
+    Raises:
+        ConfigError: If the store cannot be used.
+    """
+    entry = file.config.runs
+    if entry is None:
+        return None
+    url = entry.url
+    if url.startswith("sqlite:"):
+        url = f"sqlite:{file.resolve(url.removeprefix('sqlite:'))}"
+    password = None if entry.password is None else file.secret(entry.password)
+    try:
+        schedules = {
+            name: Schedule(
+                operation=each.operation,
+                input=each.input,
+                every=each.every,
+                cron=each.cron,
+                context=_subject(file, each.subject),
+            )
+            for name, each in entry.schedules.items()
+        }
+    except ValueError as error:
+        raise file.error(f"cannot be used: {error}", "runs.schedules") from error
+    limits = RunLimits(
+        working=entry.working,
+        live_per_caller=entry.live_per_caller,
+        live=entry.live,
+        steps=entry.steps,
+    )
+    retention = Retention(
+        completed=entry.keep_completed,
+        cancelled=entry.keep_completed,
+        failed=entry.keep_failed,
+        unknown=entry.keep_failed,
+        unanswered=entry.keep_unanswered,
+    )
+    try:
+        return Runs(
+            url,
+            password=password,
+            limits=limits,
+            retention=retention,
+            lease=entry.lease,
+            grace=entry.grace,
+            park=entry.park,
+            keep_steps=entry.keep_steps,
+            schedules=schedules,
+            executes=executes,
+            subjects=partial(_known_subject, file),
+            grants=grants,
+        )
+    except (ValueError, ImportError) as error:
+        raise file.error(f"cannot be used: {error}", "runs.url") from error
+
+
+def _subject(file: ConfigFile, name: str | None) -> OperationContext:
+    """Return the caller of a schedule."""
+    if name is None:
+        return OperationContext(trusted=True)
+    entry = file.config.access.keys.get(name)
+    if entry is None:
+        raise file.error(f"there is no caller {name!r} in [access.keys].", "runs.schedules")
+    return OperationContext(identity=Identity(name, **file.options(Identity, entry)))
+
+
+def _known_subject(file: ConfigFile, caller: Identity) -> Identity | None:
+    """Return the present identity of the owner of a run.
+
+    A caller of `[access.keys]` has the scopes of today. Callers with a token of another issuer have those of the start.
+    """
+    if caller.issuer is not None:
+        return caller
+    entry = file.config.access.keys.get(caller.id)
+    return None if entry is None else Identity(caller.id, **file.options(Identity, entry))
 
 
 def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:

@@ -133,7 +133,15 @@ class RunStore(Protocol):
         ...
 
     async def open(self) -> None:
-        """Begin to run what is queued, also runs that another process has left."""
+        """Begin to run what is queued, also runs that another process has left. Does nothing in a client."""
+        ...
+
+    async def works(self) -> bool:
+        """Return whether the store can be written."""
+        ...
+
+    async def counts(self) -> dict[str, int]:
+        """Return the number of live runs by status, and the age of the `oldest` ready one in milliseconds."""
         ...
 
     async def aclose(self) -> None:

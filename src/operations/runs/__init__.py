@@ -12,7 +12,7 @@ is one attempt, and `steps` names and guards its steps.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from operations.runs.executor import Executor
 from operations.runs.journal import Journal, Limits, Retention
 from operations.runs.keeper import Keeper
 from operations.runs.records import Attempt, Caller, NewRun
+from operations.runs.schedules import Cron, Schedule
 from operations.runs.sqlite import SQLiteDatabase
 from operations.runs.tables import VERSION, create_tables
 from operations.runs.watchers import Watchers
@@ -51,6 +52,7 @@ from operations.runs.writer import RunStoreError, TransactionThread
 from operations.schema import from_schema, validate_or_raise
 
 __all__ = [
+    "Cron",
     "Limits",
     "Retention",
     "Run",
@@ -59,6 +61,7 @@ __all__ = [
     "RunStatus",
     "RunStoreError",
     "Runs",
+    "Schedule",
     "Waiting",
 ]
 
@@ -74,6 +77,14 @@ MANAGE: Final = "runs:manage"
 
 _MAX_PAGE: Final = 100
 
+_CHECK_SECONDS: Final = 5.0
+"""Seconds after which a journal that does not respond counts as not working."""
+
+_DAY: Final = 24 * 3600.0
+
+_SCHEDULE_SECONDS: Final = 30.0
+"""The longest time between two looks at the clock for a schedule."""
+
 _APPROVAL_SECONDS: Final = 5.0
 """The longest time between two looks at the approvals that runs wait for."""
 
@@ -86,6 +97,7 @@ class Runs:
 
     Args:
         url: `sqlite:PATH`; or a database.
+        password: The password of a PostgreSQL user, which the URL then does not contain.
         limits: The limits.
         retention: How long runs are kept after their end.
         lease: Seconds after which other processes take over the runs of a process that has stopped.
@@ -93,6 +105,7 @@ class Runs:
         executes: Whether this process works on runs; False for clients that only start and read them.
         keep_steps: Whether the steps of completed runs are kept.
         park: Seconds for which a run that only waits stays in memory.
+        schedules: Runs that are started at certain times, by name.
         subjects: Returns the present identity of the owner of a run that continues. By default it has the scopes that
             it had at the start.
         grants: Knows which grants were revoked, for runs that agents start. By default, the issuer of the grants that
@@ -106,6 +119,7 @@ class Runs:
         self,
         url: str | Database,
         *,
+        password: str | None = None,
         limits: Limits | None = None,
         retention: Retention | None = None,
         lease: float = 10.0,
@@ -113,13 +127,15 @@ class Runs:
         executes: bool = True,
         keep_steps: bool = False,
         park: float = 60.0,
+        schedules: Mapping[str, Schedule] | None = None,
         subjects: Subjects | None = None,
         grants: Issuer | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.registry: Any = None
         self.park_seconds = park
-        self._database = _database(url) if isinstance(url, str) else url
+        self.schedules = dict(schedules or {})
+        self._database = _database(url, password) if isinstance(url, str) else url
         self.journal = Journal(
             self._database, self.limits, retention or Retention(), keep_steps=keep_steps
         )
@@ -167,11 +183,15 @@ class Runs:
         self.registry = registry
 
     async def open(self) -> None:
-        """Open the journal, and begin to work on runs unless this process is a client. Opening it twice is harmless.
+        """Open the journal and begin to work on runs, unless this process is a client. Opening it twice is harmless.
 
         Raises:
             RunStoreError: If it cannot be opened.
         """
+        if self._executes:
+            await self._open()
+
+    async def _open(self) -> None:
         if self._keeper is not None:
             return
         if self._opening is None:
@@ -210,6 +230,8 @@ class Runs:
             keeper.start()
             if executes:
                 self.watch_approvals()
+                for name, schedule in self.schedules.items():
+                    start_task(self._tasks, self._follow(name, schedule))
 
     async def _opened(self) -> None:
         """Open the journal, unless it was closed.
@@ -219,7 +241,7 @@ class Runs:
         """
         if self._is_closed:
             raise RunStoreError("The store of runs is closed")
-        await self.open()
+        await self._open()
 
     async def aclose(self) -> None:
         """Hand over the runs that do not end within the grace, and close the journal. Closing twice is harmless."""
@@ -366,6 +388,30 @@ class Runs:
                     session.tell()
             self._executor.wake()
 
+    async def _follow(self, name: str, schedule: Schedule) -> None:
+        """Start the runs of a schedule."""
+        while True:
+            try:
+                now = await self.read(lambda db: db.now())
+                last, later = schedule.around(now)
+                if now - last < later - last:
+                    # Kept until the next slot, because its key says that it has run.
+                    keep = max(_DAY, 2 * (later - last) / 1000)
+                    key = f"schedule:{name}:{last}"
+                    await self.registry.start(
+                        schedule.operation,
+                        schedule.input,
+                        schedule.context,
+                        key=key,
+                        retention=keep,
+                    )
+                pause = (later - now) / 1000
+            except CallError as error:
+                logger.warning("the run of the schedule %s cannot be started: %r", name, error)
+                pause = _SCHEDULE_SECONDS
+            # The clock may be set.
+            await asyncio.sleep(min(pause, _SCHEDULE_SECONDS))
+
     # ------------------------------------------------------------ start
 
     async def start(
@@ -427,7 +473,7 @@ class Runs:
             operation=plan.id,
             digest=plan.digest,
             input=data,
-            caller=callers.stored(context, by_id=self._subjects is not None),
+            caller=callers.stored(context),
             owner=owner,
             agent=agent,
             account=account,
@@ -441,6 +487,23 @@ class Runs:
         )
 
     # ------------------------------------------------------------ callers
+
+    async def works(self) -> bool:
+        """Return whether the journal can be written, for `/readyz`."""
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS):
+                await self._opened()
+                await self.write(
+                    lambda db: db.count("UPDATE meta SET value = value WHERE name = 'checked'")
+                )
+        except (RunStoreError, TimeoutError):
+            return False
+        return True
+
+    async def counts(self) -> dict[str, int]:
+        """Return the number of live runs by status, and `oldest`: the age of the oldest ready one in milliseconds."""
+        await self._opened()
+        return await self.read(self.journal.counts)
 
     async def state(self, run_id: str, context: OperationContext) -> RunState:
         """Return the present state of a run.
@@ -628,7 +691,7 @@ def _place(after: str | None) -> tuple[int, str] | None:
     return int(created), run_id
 
 
-def _database(url: str) -> Database:
+def _database(url: str, password: str | None) -> Database:
     kind, colon, place = url.partition(":")
     if colon and kind == "sqlite" and place:
         return SQLiteDatabase(Path(place.removeprefix("//")))

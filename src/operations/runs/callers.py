@@ -20,8 +20,8 @@ from operations.contract.context import OperationContext
 from operations.contract.grant import Grant, Issuer
 from operations.runs.records import Caller
 
-Subjects: TypeAlias = Callable[[str, str | None], Identity | Awaitable[Identity | None] | None]
-"""Returns the present identity of `(id, issuer)`; None if there is none any more."""
+Subjects: TypeAlias = Callable[[Identity], Identity | Awaitable[Identity | None] | None]
+"""Returns the present identity for that of the start, without its grant; None if it is not known any more."""
 
 _TRACE = ("traceparent", "tracestate")
 
@@ -32,13 +32,8 @@ ANONYMOUS = "anonymous"
 """The owner of runs of callers without identity, who see them by their ids only."""
 
 
-def stored(context: OperationContext, *, by_id: bool) -> bytes:
-    """Return what is stored of a caller.
-
-    Args:
-        context: The caller.
-        by_id: Whether its scopes are looked up when the run continues, and therefore not stored.
-    """
+def stored(context: OperationContext) -> bytes:
+    """Return what is stored of a caller."""
     identity = context.identity
     trace = {name: context.metadata[name] for name in _TRACE if name in context.metadata}
     common: dict[str, Any] = {
@@ -55,10 +50,8 @@ def stored(context: OperationContext, *, by_id: bool) -> bytes:
         Caller(
             id=identity.id,
             issuer=identity.issuer,
-            scopes=() if by_id else tuple(sorted(identity.scopes)),
-            resources=None
-            if held is None or by_id
-            else {key: tuple(sorted(held[key])) for key in held},
+            scopes=tuple(sorted(identity.scopes)),
+            resources=None if held is None else {key: tuple(sorted(held[key])) for key in held},
             expires_at=identity.expires_at,
             acting=identity.acting,
             blocks=() if grant is None else grant.blocks,
@@ -87,11 +80,12 @@ async def resolved(
         return caller, None
     if is_over(caller.expires_at):
         raise access_denied(operation_id)
-    identity: Identity | None = Identity(
+    known = Identity(
         caller.id, caller.scopes, caller.resources, caller.expires_at, issuer=caller.issuer
     )
+    identity: Identity | None = known
     if subjects is not None:
-        found = subjects(caller.id, caller.issuer)
+        found = subjects(known)
         identity = await found if inspect.isawaitable(found) else found
     if identity is None:
         raise access_denied(operation_id)

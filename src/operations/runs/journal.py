@@ -166,6 +166,13 @@ class Journal:
             return True, None
         return is_ready, None if later is None else later - now
 
+    def counts(self, db: Connection) -> dict[str, int]:
+        """Return the number of live runs by status, and the age of the oldest ready one in milliseconds."""
+        rows = db.rows("SELECT status, COUNT(*) FROM runs WHERE expires IS NULL GROUP BY status")
+        found = {"queued": 0, "working": 0, "input_required": 0} | dict(rows)
+        ((oldest,),) = db.rows("SELECT MIN(updated) FROM runs WHERE wake = 0")
+        return found | {"oldest": 0 if oldest is None else max(0, db.now() - oldest)}
+
     def claim(
         self, db: Connection, holder: str, most: int
     ) -> tuple[list[tuple[Attempt, list[Step]]], int | None, bool]:
@@ -533,6 +540,12 @@ class Journal:
         )  # fmt: skip
         if not rows:
             return None
+        if end.status == RunStatus.FAILED:
+            # The call itself has ended, with this error.
+            db.count(
+                "UPDATE steps SET ended = ?, error = ? WHERE run = ? AND name = ? AND ended IS NULL",
+                now, _encode(end.error), run_id, ROOT,
+            )  # fmt: skip
         if end.status == RunStatus.COMPLETED and not self._keep_steps:
             db.count("DELETE FROM steps WHERE run = ?", run_id)
         db.changed(run_id)

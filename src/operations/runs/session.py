@@ -58,6 +58,9 @@ T = TypeVar("T")
 CLEANUP_SECONDS: Final = 5.0
 """How long a cancelled handler may clean up."""
 
+_ABSENT_MILLISECONDS: Final = 5_000
+"""The time until a run is tried again whose operation is not available."""
+
 _PROGRESS_SECONDS: Final = 0.2
 """Seconds between two writes of the progress of a run."""
 
@@ -153,7 +156,7 @@ class Session:
         """Make the attempt, and end or release the run."""
         try:
             end = await self._prepare()
-            if end is None:
+            if end is None and not self._closed:
                 end = await self._call_root()
         except RunStoreError:
             # The authority of the caller cannot be read.
@@ -179,6 +182,11 @@ class Session:
             return failed(CallError(ErrorCode.EXECUTION_ERROR, message))
         operation = host.registry.get(attempt.operation)
         if operation is None:
+            namespace = attempt.operation.partition(".")[0]
+            if host.registry.is_absent(namespace) or host.registry.awaits_sources():
+                # Its source is not connected now.
+                await self._postpone()
+                return None
             return failed(operation_not_found(attempt.operation))
         if host.digest_of(operation) != attempt.digest:
             message = f"The contract of {attempt.operation} has changed since the run was started"
@@ -208,6 +216,16 @@ class Session:
             registry=host.registry,
         )
         return None
+
+    async def _postpone(self) -> None:
+        """Queue the run again after some seconds."""
+        attempt, journal = self.attempt, self.host.journal
+        self.close("its operation is not available now")
+        await self.host.write(
+            lambda db: journal.release(
+                db, attempt.id, attempt.fence, db.now() + _ABSENT_MILLISECONDS
+            )
+        )
 
     def _unfinished(self) -> list[Step]:
         step = self.recorded.begun_once()

@@ -1,0 +1,143 @@
+"""Schedules: one run for each slot of time, whichever process starts it.
+
+Rule 1: the run of a slot has a key, so that several processes start it once.
+Rule 2: of the slots that were missed while no process ran, only the latest one runs, and only if it is younger than the
+        time between two slots.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+from operations.contract.context import OperationContext
+
+_FIELDS: Final = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day", 1, 31),
+    ("month", 1, 12),
+    ("weekday", 0, 7),
+)
+
+_NAMES: Final = {
+    name: number
+    for names, start in (
+        ("jan feb mar apr may jun jul aug sep oct nov dec", 1),
+        ("sun mon tue wed thu fri sat", 0),
+    )
+    for number, name in enumerate(names.split(), start)
+}
+
+_DAYS: Final = 366 * 8
+"""The largest number of days between two slots: the 29th of February."""
+
+
+class Cron:
+    """A time table of five fields in UTC: minute, hour, day of the month, month, day of the week.
+
+    Each is `*`, a number, a range `1-5`, a list `1,2` or a step `*/15`. If both days are given, either may match.
+
+    Raises:
+        ValueError: If it is not valid; the message names the field.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = text.split()
+        if len(parts) != len(_FIELDS):
+            raise ValueError(f"{text!r} needs five fields: minute hour day month weekday")
+        minutes, hours, days, months, weekdays = (
+            _numbers(part, *field) for part, field in zip(parts, _FIELDS, strict=True)
+        )
+        self._times = [(hour, minute) for hour in sorted(hours) for minute in sorted(minutes)]
+        self._days, self._months = days, months
+        self._weekdays = {day % 7 for day in weekdays}
+        self._either = parts[2] != "*" and parts[4] != "*"
+        if next(self._slots(datetime(2024, 1, 1, tzinfo=UTC), 1), None) is None:
+            raise ValueError(f"{text!r} matches no day")
+
+    def _matches(self, day: date) -> bool:
+        in_month, in_week = day.day in self._days, day.isoweekday() % 7 in self._weekdays
+        is_day = (in_month or in_week) if self._either else (in_month and in_week)
+        return day.month in self._months and is_day
+
+    def _slots(self, moment: datetime, step: int) -> Iterator[datetime]:
+        """Yield the slots from the day of a moment on, or backwards."""
+        times = self._times[::step]
+        day = moment.date()
+        for _ in range(_DAYS):
+            if self._matches(day):
+                for hour, minute in times:
+                    yield datetime(day.year, day.month, day.day, hour, minute, tzinfo=UTC)
+            day += timedelta(days=step)
+
+    def after(self, moment: datetime) -> datetime:
+        """Return the first slot after a moment."""
+        return next(slot for slot in self._slots(moment, 1) if slot > moment)
+
+    def until(self, moment: datetime) -> datetime:
+        """Return the last slot that is not after a moment."""
+        return next(slot for slot in self._slots(moment, -1) if slot <= moment)
+
+
+def _numbers(text: str, field: str, least: int, most: int) -> set[int]:
+    found = set[int]()
+    try:
+        for part in text.lower().split(","):
+            place, _, step = part.partition("/")
+            low, dash, high = place.partition("-")
+            start = least if low == "*" else _number(low)
+            end = _number(high) if dash else (most if low == "*" or step else start)
+            if not least <= start <= end <= most or (step and int(step) < 1):
+                raise ValueError
+            found.update(range(start, end + 1, int(step) if step else 1))
+    except ValueError:
+        raise ValueError(f"the {field} {text!r} is not valid: {least}-{most}") from None
+    return found
+
+
+def _number(text: str) -> int:
+    return _NAMES[text] if text in _NAMES else int(text)
+
+
+_OPERATOR: Final = OperationContext(trusted=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A run that is started again and again: `every` so many seconds, or at the times of `cron`.
+
+    Raises:
+        ValueError: If neither or both are given, or one is not valid.
+    """
+
+    operation: str
+    input: Any = None
+
+    every: float | None = None
+    """Seconds between two slots, which are counted from 1970 on: every 3600 is at each full hour."""
+
+    cron: str | None = None
+    """Five fields in UTC; see `Cron`."""
+
+    context: OperationContext = _OPERATOR
+    """The caller; by default the operator."""
+
+    def __post_init__(self) -> None:
+        if (self.every is None) == (self.cron is None):
+            raise ValueError(f"the schedule of {self.operation} needs either every or cron")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"the schedule of {self.operation} is at most every second")
+        if self.cron is not None:
+            Cron(self.cron)
+
+    def around(self, now: int) -> tuple[int, int]:
+        """Return the last slot until now and the next one, in milliseconds since the epoch."""
+        if self.every is not None:
+            step = int(self.every * 1000)
+            last = now - now % step
+            return last, last + step
+        table = Cron(self.cron or "")
+        moment = datetime.fromtimestamp(now / 1000, UTC)
+        last_slot, next_slot = table.until(moment), table.after(moment)
+        return int(last_slot.timestamp() * 1000), int(next_slot.timestamp() * 1000)

@@ -1,0 +1,189 @@
+"""`operations call --detach`, `operations runs`, and `[runs]` in the file."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from operations import OperationContext
+from operations.__main__ import main
+from operations.config import load_config
+from operations.hub import open_hub
+from operations.hub.operations import readiness
+
+OPERATIONS = """
+from operations import CallError, OperationContext, operation
+
+@operation("job.add")
+async def add(a: int, b: int) -> int:
+    return a + b
+
+@operation("job.ask", durable=True)
+async def ask(context: OperationContext) -> list[object]:
+    await context.progress(1, 2, "half")
+    answer = await context.elicit("Go on?", {"type": "object", "properties": {}})
+    return [answer["action"], await context.wait_for("go")]
+
+@operation("job.fail")
+async def fail() -> None:
+    raise CallError("UNAVAILABLE", "not now")
+"""
+
+FILE = """
+modules = ["job_operations.py"]
+[trace]
+enabled = false
+[access.keys.ada]
+key = { env = "ADA" }
+[runs]
+url = "sqlite:runs.db"
+lease = 1
+grace = 1
+[runs.schedules.hourly]
+operation = "job.add"
+input = {a = 40, b = 2}
+every = 3600
+subject = "ada"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "job_operations.py").write_text(OPERATIONS)
+    (tmp_path / "operations.toml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADA", "a key")
+    return tmp_path
+
+
+class CommandLine:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *tokens: str) -> tuple[int, str]:
+        code = main(tokens)
+        out, err = self._capsys.readouterr()
+        return code, (out or err).strip()
+
+    def json(self, *tokens: str) -> Any:
+        code, out = self(*tokens, "--json")
+        assert code == 0, out
+        return msgspec.json.decode(out)
+
+
+@pytest.fixture
+def operations(folder: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capsys)
+
+
+def served(folder: Path, run_id: str, *statuses: str) -> None:
+    """Work on the runs of a config, as a server does, until a run has one of these statuses."""
+
+    async def work() -> None:
+        async with open_hub(folder / "operations.toml", works=True) as hub:
+            run = await hub.registry.run(run_id, OperationContext(trusted=True))
+            async with asyncio.timeout(20):
+                async for state in run.watch():
+                    if state.status in statuses:
+                        return
+
+    asyncio.run(work())
+
+
+def test_a_detached_call_is_worked_on_by_a_server(operations: CommandLine, folder: Path) -> None:
+    code, run_id = operations("call", "job.ask", "--detach", "--key", "k")
+    same = operations.json("call", "job.ask", "--detach", "--key", "k")
+    queued = operations.json("runs", "show", run_id)
+    served(folder, run_id, "input_required")
+    waiting = operations.json("runs", "show", run_id)
+    shown = operations("runs", "show", run_id)[1]
+    key = waiting["waiting"][0]["key"]
+    answers = [operations("runs", "answer", run_id, key, '{"action": "decline"}') for _ in range(2)]
+    operations("runs", "signal", run_id, "go", "5")
+    served(folder, run_id, "completed")
+
+    assert code == 0
+    assert same == {"id": run_id}
+    assert queued["status"] == "queued"
+    assert (waiting["status"], waiting["message"]) == ("input_required", "half")
+    assert "Go on?" in shown
+    assert [code for code, _ in answers] == [0, 1]
+    assert operations.json("runs", "result", run_id) == ["decline", 5]
+    assert operations("runs", "watch", run_id)[0] == 0
+    assert "completed" in operations("runs", "watch", run_id)[1]
+
+
+def test_the_exit_code_is_that_of_the_call(operations: CommandLine, folder: Path) -> None:
+    run_id = operations("call", "job.fail", "--detach")[1]
+    served(folder, run_id, "failed")
+    codes = [operations("runs", verb, run_id)[0] for verb in ("result", "watch", "show")]
+    retried = operations.json("runs", "retry", run_id)
+    operations("runs", "cancel", run_id)
+
+    # 8 is unavailable.
+    assert codes == [8, 8, 0]
+    assert retried["status"] == "queued"
+    assert (
+        operations.json("runs", "list", "--operation", "job.fail")["runs"][0]["status"]
+        == "cancelled"
+    )
+    assert operations("runs", "show", "0" * 32)[0] == 1
+    assert operations("runs", "retry", run_id, "--ran", "{")[0] == 2
+    assert operations("call", "job.add", "a=1", "b=2", "--key", "k")[0] == 2
+
+
+def test_a_schedule_starts_one_run_for_each_slot(operations: CommandLine, folder: Path) -> None:
+    """In two processes, one after the other; as the caller that it names."""
+    for _ in range(2):
+        run_id = operations("call", "job.add", "a=1", "b=1", "--detach")[1]
+        served(folder, run_id, "completed")
+
+    runs = operations.json("runs", "list", "--operation", "job.add")["runs"]
+    mine = [each for each in runs if each.get("owner") == "ada"]
+
+    assert len(mine) == 1
+    assert operations.json("runs", "result", mine[0]["id"]) == 42
+
+
+def test_a_config_without_runs_says_so(operations: CommandLine, folder: Path) -> None:
+    (folder / "operations.toml").write_text('modules = ["job_operations.py"]')
+
+    code, message = operations("runs", "list")
+
+    assert code == 3
+    assert "[runs]" in message
+    assert operations("call", "job.add", "a=1", "b=1", "--detach")[0] == 8
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'url = "mysql:x"',
+        'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"',
+        'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"\ncron = "99 * * * *"',
+        'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"\nevery = 5\nsubject = "x"',
+    ],
+)
+def test_a_wrong_table_is_reported(operations: CommandLine, folder: Path, table: str) -> None:
+    (folder / "operations.toml").write_text(f"[runs]\n{table}\n")
+
+    code, message = operations("runs", "list")
+
+    assert code == 3
+    assert "runs." in message
+
+
+def test_a_hub_whose_journal_cannot_be_written_is_degraded(folder: Path) -> None:
+    async def check() -> Any:
+        async with open_hub(load_config(folder / "operations.toml"), works=True) as hub:
+            before = await readiness(hub)
+            store: Any = hub.registry.run_store
+            await store.write(lambda db: db.count("ALTER TABLE meta RENAME TO other"))
+            return before, await readiness(hub)
+
+    before, after = asyncio.run(check())
+
+    assert before is True
+    assert after["disconnected"] == ["runs"]
