@@ -8,6 +8,7 @@ import hmac
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -374,6 +375,22 @@ async def test_a_listing_compares_each_operation_once_with_all_patterns_of_a_blo
     assert len(covered) == 500
     assert compiled == [256]
     assert runs == ids
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.text("ab.*?", min_size=1, max_size=6), min_size=1, max_size=4),
+    st.lists(st.text("ab.", max_size=6), max_size=12),
+)
+def test_patterns_match_as_those_of_file_names_in_any_order(
+    patterns: list[str], ids: list[str]
+) -> None:
+    # Matching continues from the id before.
+    compiled = patterns_module.Patterns(patterns)
+    for each in ids:
+        expected = {pattern for pattern in patterns if fnmatchcase(each, pattern)}
+        assert compiled.cover(each) is bool(expected)
+        assert compiled.matching(each) == expected
 
 
 async def test_a_call_with_hundreds_of_counters_looks_once_for_room(

@@ -10,6 +10,7 @@ Rule 2: nothing is shared between sets. A cache for all callers could be emptied
 
 import re
 from collections.abc import Iterable
+from os.path import commonprefix
 from string import ascii_letters, digits
 from typing import Final
 
@@ -93,6 +94,8 @@ class _Automaton:
         size = position // 8 + 1
         self._first, self._stays = _bits(firsts, size), _bits(stays, size)
         self._last = _bits(self._ends, size)
+        self._trail: tuple[str, list[int]] = "", [self._first]
+        """The last id, and the states before and after each of its characters, up to one without any state."""
         self._steps = dict.fromkeys(_CHARACTERS, 0)
         for characters, positions in steps.items():
             bits = _bits(positions, size)
@@ -103,11 +106,19 @@ class _Automaton:
         """Return the bits of the patterns that match an id."""
         if len(operation_id) > _LONGEST:
             return 0
-        state, stays, steps = self._first, self._stays, self._steps
-        for character in operation_id:
-            state = ((state & steps.get(character, 0)) << 1) | (state & stays)
+        stays, steps = self._stays, self._steps
+        # Begin where the last id differs: a listing asks for many that begin with the same namespace.
+        before, states = self._trail
+        same = len(commonprefix((before, operation_id)))  # noqa: RUF071 - of texts
+        position = min(same, len(states) - 1)
+        state, states = states[position], states[: position + 1]
+        for character in operation_id[position:]:
             if not state:
-                return 0
+                break
+            state = ((state & steps.get(character, 0)) << 1) | (state & stays)
+            states.append(state)
+        # One assignment, because threads may ask at the same time.
+        self._trail = operation_id, states
         return state & self._last
 
     def matching(self, operation_id: str) -> list[str]:
