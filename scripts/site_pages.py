@@ -69,6 +69,9 @@ MODULES = {
     "operations.agents": {"operations.agents": ""},
     "operations.runs": {"operations.runs": ""},
     "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
+    "operations.sources": {
+        "operations.sources": "",
+    },
     "operations.sources.credentials": {
         "operations.sources.credentials": "CallerToken TokenExchange hold_token"
     },
