@@ -295,7 +295,7 @@ async def test_f21_a_request_without_a_waiting_caller_does_not_run(
 async def test_the_age_of_a_request_is_measured_by_the_server(
     jetstream: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("jobs", "execution"):
+    for module in ("serving.jobs", "serving.execution"):
         monkeypatch.setattr(f"operations.calls.{module}.time", lambda: time() + 3600)
     async with (
         connect_nats(jetstream.url, durable=True) as here,

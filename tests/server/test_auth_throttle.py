@@ -240,7 +240,7 @@ async def _fine() -> str:
 
 async def test_failed_attempts_are_forgiven_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("operations.front.limits.monotonic", lambda: now)
+    monkeypatch.setattr("operations.base.rates.monotonic", lambda: now)
     throttle = AuthThrottle(Limits(failed_attempts_per_second=0.5, failed_attempts=1))
 
     def reject() -> None:

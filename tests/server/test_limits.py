@@ -328,7 +328,7 @@ async def test_an_ipv6_prefix_has_the_slots_of_one_caller() -> None:
 
 def test_a_rate_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("operations.front.limits.monotonic", lambda: now)
+    monkeypatch.setattr("operations.base.rates.monotonic", lambda: now)
     rate = RateLimiter(2.0, 2)
 
     rate.spend("a", 2)

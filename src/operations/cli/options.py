@@ -508,7 +508,7 @@ async def reporting_sources(hub: Hub, screen: Screen) -> AsyncGenerator[None]:
         if len(hub.sources) > 1:
             screen.note(f"all sources are connected: {counted(hub.offered, 'operation')}")
 
-    task = asyncio.create_task(report())
+    task = asyncio.Task(report())
     try:
         yield
     finally:

@@ -187,14 +187,14 @@ class Hub:
 
     async def connected(self) -> AsyncGenerator[Source]:
         """Yield each enabled source when it has connected for the first time; end when all have."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Queue[Source]()
+        ready = asyncio.Queue[Source]()
         waiting = [each for each in self.supervisors if each.source.is_enabled]
 
         async def wait(supervisor: Supervisor) -> None:
             await supervisor.connected.wait()
             ready.put_nowait(supervisor.source)
 
-        tasks = [loop.create_task(wait(each)) for each in waiting]
+        tasks = [asyncio.Task(wait(each)) for each in waiting]
         try:
             for _ in tasks:
                 yield await ready.get()
