@@ -23,7 +23,10 @@ SCREENSHOTS = PROJECT / "build" / "screenshots"
 
 CORE = {
     "Registry": "OperationRegistry operation scan_operations ScanResult subscribe Subscription Remote",
-    "Specs": "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition OutputPolicy InputPolicy",
+    "Specs": (
+        "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition OutputPolicy"
+        " InputPolicy"
+    ),
     "Calls": (
         "OperationContext OperationEnv build_env CallerChannel Call Middleware Next StreamMiddleware NextStream "
         "Observer CallEvent"
