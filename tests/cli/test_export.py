@@ -26,7 +26,8 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.agents.providers import PROVIDER_LIMITS, provider_tools
+from operations.agents import provider_tools
+from operations.agents.formats.kinds import BUILT_IN
 from operations.base.text import tool_name
 from operations.cli.export import client_runtime, mcp_tools, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
@@ -168,12 +169,12 @@ def test_every_provider_gets_the_same_names() -> None:
         provider: [
             (tool.get("function") or tool)["name"] for tool in provider_tools(specs, provider)[0]
         ]
-        for provider in PROVIDER_LIMITS
+        for provider in BUILT_IN
     }
 
     names = [tool_name(each.id) for each in specs]
     assert names[0] == "a__b"
-    assert exported == dict.fromkeys(PROVIDER_LIMITS, names)
+    assert exported == dict.fromkeys(BUILT_IN, names)
     assert [tool["name"] for tool in mcp_tools(specs, OperationRegistry())] == names
 
 

@@ -12,7 +12,7 @@ from tests.limits import scaled
 from operations.config import ConfigError, parse_config
 from operations.sources.kinds import BUILT_IN, kinds
 
-PACKAGE = Path(__file__).parent / "csv_kind"
+PACKAGE = Path(__file__).parent / "extension"
 
 RUN = """
 import asyncio, json, sys
@@ -32,7 +32,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a config, and with the package installed from its wheel in `site`."""
+    """A folder with a config, and with the package of an extension installed from its wheel in `site`."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
         cwd=PACKAGE, check=True, capture_output=True, timeout=scaled(60),
@@ -70,6 +70,37 @@ def test_the_commands_know_the_kind_of_a_package(folder: Path) -> None:
 
     assert [each["id"] for each in json.loads(listed.stdout)] == ["stock.find"]
     assert "csv:stock" in examined.stdout
+
+
+TOOLS = """
+import asyncio, json
+from operations.agents import Toolbox
+from operations.hub import open_hub
+
+async def main():
+    async with open_hub("operations.toml") as hub:
+        tools = Toolbox(hub.registry)
+        answer = await tools.run('stock__find {"item": "milk"}', "lines")
+        print(json.dumps([tools.tools("lines")[0], answer]))
+
+asyncio.run(main())
+"""
+
+
+def test_a_package_adds_the_form_of_a_provider(folder: Path) -> None:
+    done = run(folder, sys.executable, "-c", TOOLS)
+    exported = run(
+        folder, sys.executable, "-m", "operations", "export", "lines", "stock.*", "--json"
+    )
+    unknown = run(folder, sys.executable, "-m", "operations", "export", "lnies")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        {"line": "stock__find(item, count)"},
+        {"line": 'stock__find = [{"item":"milk","count":"1"}]'},
+    ]
+    assert json.loads(exported.stdout)["result"] == [{"line": "stock__find(item, count)"}]
+    assert "there is no format 'lnies'" in unknown.stderr
 
 
 def test_errors_of_its_table_name_line_and_key(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Operations as tools for agents, with limits and a transcript of the calls.
 
-`providers` has the form of each model provider.
+`formats` has the form of each model provider.
 
 Rule 1: a tool runs with the agent's identity, and only if `allow` matches it. The registry makes all other checks.
 Rule 2: the model always receives a result message, also for denied calls, required approvals and unknown tools.
@@ -22,19 +22,22 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from operations.agents.providers import (
-    PROVIDER_LIMITS,
+from operations.agents.formats.contract import (
     Block,
     Image,
     Loss,
     Outcome,
-    Provider,
+    ToolCall,
     ToolDefinition,
+    ToolFormat,
+    ToolLimits,
+)
+from operations.agents.formats.kinds import format_of, read_call
+from operations.agents.formats.schemas import (
     definition,
     input_of,
     provider_tools,
     read_arguments,
-    read_call,
 )
 from operations.base.errors import (
     CallError,
@@ -65,7 +68,20 @@ from operations.front.search import Gateway
 from operations.registry.registry import OperationRegistry
 from operations.tools.pages import NEXT, ResultPages, next_operation
 
-__all__ = ["Loss", "Step", "Toolbox", "Transcript", "provider_tools"]
+__all__ = [
+    "Image",
+    "Loss",
+    "Outcome",
+    "Step",
+    "ToolCall",
+    "ToolDefinition",
+    "ToolFormat",
+    "ToolLimits",
+    "Toolbox",
+    "Transcript",
+    "format_of",
+    "provider_tools",
+]
 
 # ------------------------------------------------------------ transcripts
 
@@ -228,21 +244,30 @@ class Toolbox:
 
     # ------------------------------------------------------------ tools by provider
 
+    def tools(self, form: str) -> list[JSONObject]:
+        """Return the tools in a form: `openai`, `anthropic`, ..., or one that an installed package registers.
+
+        Raises:
+            ValueError: If there is no such form, or its package cannot be imported.
+        """
+        found = format_of(form)
+        return [found.write(each) for each in self._definitions(found)]
+
     def openai(self) -> list[JSONObject]:
         """Return the tools for OpenAI's chat completions, and for the APIs that follow them."""
-        return self._provider_tools("openai")
+        return self.tools("openai")
 
     def openai_responses(self) -> list[JSONObject]:
         """Return the tools for OpenAI's responses API."""
-        return [{"type": "function", **each["function"], "strict": False} for each in self.openai()]
+        return self.tools("openai-responses")
 
     def anthropic(self) -> list[JSONObject]:
         """Return the tools for Anthropic's messages."""
-        return self._provider_tools("anthropic")
+        return self.tools("anthropic")
 
     def gemini(self) -> list[JSONObject]:
         """Return the function declarations for Gemini: `tools=[{"function_declarations": toolbox.gemini()}]`."""
-        return self._provider_tools("gemini")
+        return self.tools("gemini")
 
     def langchain(self) -> list[Any]:
         """Return the tools as LangChain's `StructuredTool`s. An error becomes a `ToolMessage` with status `error`.
@@ -273,7 +298,7 @@ class Toolbox:
         extra: str,
         module: str,
         build: "Callable[[Any, ToolDefinition, Run], Any]",
-        provider: Provider = "anthropic",
+        form: str = "anthropic",
     ) -> list[Any]:
         try:
             framework = import_module(module)
@@ -281,15 +306,11 @@ class Toolbox:
             raise MissingExtraError(f"Toolbox.{extra.replace('-', '_')}()", extra=extra) from error
         # Not every model behind LangChain accepts images in the result of a tool; the others convert them.
         run = partial(self._run, takes_images=extra != "langchain")
-        tools = self._definitions(provider)
+        tools = self._definitions(format_of(form))
         return [build(framework, tool, partial(run, tool.name)) for tool in tools]
 
-    def _provider_tools(self, provider: Provider) -> list[JSONObject]:
-        return [PROVIDER_LIMITS[provider].wrap(each) for each in self._definitions(provider)]
-
-    def _definitions(self, provider: Provider) -> list[ToolDefinition]:
-        limits = PROVIDER_LIMITS[provider]
-        return [definition(spec, limits, _ignore) for spec in self._listed()]
+    def _definitions(self, form: ToolFormat) -> list[ToolDefinition]:
+        return [definition(spec, form.limits, _ignore) for spec in self._listed()]
 
     def _listed(self) -> list[OperationSpec]:
         """Return the operations that have their own tool."""
@@ -310,17 +331,22 @@ class Toolbox:
 
     # ------------------------------------------------------------ running
 
-    async def run(self, tool_call: Any) -> JSONObject:
+    async def run(self, tool_call: Any, form: str | None = None) -> JSONObject:
         """Run a tool call, as a provider's object or dict, and return the provider's result message.
 
         Errors are results too, so that the model can react to them.
 
+        Args:
+            tool_call: The call.
+            form: Its form, as in `tools`; by default the form of ours that it has.
+
         Raises:
-            TypeError: If `tool_call` is not a tool call of a known provider.
+            TypeError: If `tool_call` is not a tool call in this form, or of a known provider.
+            ValueError: If there is no such form, or its package cannot be imported.
         """
-        call = read_call(tool_call)
+        written, call = read_call(tool_call, form)
         outcome = await self._run(call.name, call.arguments, takes_images=call.takes_images)
-        return call.reply(outcome)
+        return written.write_result(call, outcome)
 
     async def _run(self, name: str, arguments: Any, *, takes_images: bool = False) -> Outcome:
         """Run a tool by its name; `arguments` are an object or its JSON text."""

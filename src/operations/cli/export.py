@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from operations.agents.providers import Loss, provider_tools
+from operations.agents import Loss, provider_tools
 from operations.base.errors import CallError, ErrorCode
 from operations.base.json.references import Scopes
 from operations.base.json.values import object_of
@@ -44,12 +44,10 @@ from operations.registry.registry import OperationRegistry
 from operations.schema import Schema
 from operations.schema.outline import Outline
 
-Format = Literal["openapi", "openai", "anthropic", "gemini", "mcp", "python"]
-
 
 @command
 async def export(
-    format: Format,
+    format: str,
     /,
     *ids: str,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
@@ -62,7 +60,8 @@ async def export(
     `{"result", "losses"}`.
 
     Args:
-        format: The format.
+        format: `openapi`, `mcp` or `python`; or the format of a model provider: `openai`, `openai-responses`,
+            `anthropic`, `langchain`, `gemini`, or one that an installed package registers.
         ids: Ids or patterns of operations, such as `shop.*`; by default all operations.
         output: Write to this file instead of standard output.
         as_: Export only operations that this caller of [access.keys] may call; `anonymous` for no identity.
@@ -102,7 +101,7 @@ def mcp_tools(specs: Sequence[OperationSpec], registry: OperationRegistry) -> li
 
 
 def _exported(
-    format: Format, specs: list[OperationSpec], registry: OperationRegistry
+    format: str, specs: list[OperationSpec], registry: OperationRegistry
 ) -> tuple[Any, list[Loss]]:
     match format:
         case "openapi":

@@ -1,0 +1,1 @@
+"""Operations as the tools of model providers: one file for each form."""
