@@ -41,19 +41,22 @@ ROW: JSONObject = {
     },
     "required": ["id"],
 }
-SENT = {"id": "5", "state": "paused", "extra": True}
+SENT: JSONObject = {"id": "5", "state": "paused", "extra": True}
+MATCHING: JSONObject = {**SENT, "state": "active"}
 KINDS = {"mismatch": 1, "stripped": 1, "filled": 1, "converted": 1}
 
 
-def rows(policy: OutputPolicy | None = None) -> OperationRegistry:
+def rows(
+    policy: OutputPolicy | None = None, sent: JSONObject = SENT, *, exact: bool | None = None
+) -> OperationRegistry:
     """Return a registry whose results have one change of each kind."""
 
     async def get(input: Any, context: OperationContext) -> Any:
-        return SENT
+        return sent
 
     async def watch(input: Any, context: OperationContext) -> AsyncIterator[Any]:
-        yield SENT
-        yield SENT
+        yield sent
+        yield sent
 
     registry = OperationRegistry()
     for name, kind, handler in (
@@ -61,7 +64,7 @@ def rows(policy: OutputPolicy | None = None) -> OperationRegistry:
         ("watch", OperationType.SUBSCRIPTION, watch),
     ):
         spec = OperationSpec(namespace="row", name=name, type=kind, output_schema=Schema(ROW))
-        registry.register(Operation(spec, handler, policy))
+        registry.register(Operation(spec, handler, policy, exact_schemas=exact))
     return registry
 
 
@@ -99,21 +102,34 @@ async def test_http_callers_see_their_number_and_all_of_them_on_request() -> Non
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_mcp_clients_see_them_in_meta_and_our_importer_restores_them(era: Any) -> None:
-    server = to_mcp(rows())
+    server = to_mcp(rows(sent=MATCHING))
+    repaired = {"stripped": 1, "filled": 1, "converted": 1}
     async with MCPClient(server, mode=era) as client:
         result = await client.call_tool("row__get", {})
         stream = await client.call_tool("row__watch", {})
     assert result.meta is not None
     noted = result.meta["alkdev.operations/changes"]
-    assert kinds(noted["changes"]) == KINDS
-    assert noted["changesCount"] == 4
+    assert kinds(noted["changes"]) == repaired
+    assert noted["changesCount"] == 3
     assert stream.meta is not None
-    assert stream.meta["alkdev.operations/changes"]["changesCount"] == 8
+    assert stream.meta["alkdev.operations/changes"]["changesCount"] == 6
 
     config = MCPClientConfig(server=server, output="off", trust_annotations=True)
     async with connect_mcp("far", config) as far:
         envelope = await OperationRegistry(far).execute("row.get", {})
-    assert kinds(envelope.meta.changes) == KINDS
+    assert kinds(envelope.meta.changes) == repaired
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_mcp_clients_see_a_mismatch_as_an_error_of_a_call_that_ran(era: Any) -> None:
+    async with MCPClient(to_mcp(rows()), mode=era) as client:
+        results = [await client.call_tool(name, {}) for name in ("row__get", "row__watch")]
+
+    for result, count in zip(results, (1, 2), strict=True):
+        assert result.is_error
+        assert result.meta is not None
+        details = result.meta["alkdev.operations/error"]["details"]
+        assert kinds(details["mismatches"]) == {"mismatch": count}
 
 
 async def test_our_importer_restores_them_from_http() -> None:
@@ -228,7 +244,7 @@ async def test_an_imported_service_has_a_policy_of_its_own(policy: OutputPolicy 
         connect_mcp(
             "mcp",
             MCPClientConfig(
-                server=to_mcp(rows("off")),
+                server=to_mcp(rows("off", exact=False)),
                 output=policy,
                 trust_annotations=True,
             ),

@@ -62,6 +62,12 @@ Milliseconds: TypeAlias = (
 )
 """A time or a duration on the wire: an integer. Fractions, which older clients send, are accepted."""
 
+RemainingMilliseconds: TypeAlias = (
+    Annotated[int, msgspec.Meta(ge=-_MAX_MS, le=_MAX_MS)]
+    | Annotated[float, msgspec.Meta(ge=-_MAX_MS, le=_MAX_MS)]
+)
+"""The time that a caller still has; clients that subtract may send a negative number, which has expired."""
+
 
 def milliseconds(seconds: float) -> int:
     """Return a number of seconds as milliseconds for the wire, rounded up."""
@@ -84,7 +90,7 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     deadline: Milliseconds | None = None
     """Milliseconds since the epoch, by the caller's clock."""
 
-    timeout_ms: Milliseconds | None = None
+    timeout_ms: RemainingMilliseconds | None = None
     """Milliseconds from the arrival of the request; takes precedence over `deadline`, because clocks differ."""
 
     idle_timeout: Milliseconds | None = None
