@@ -71,6 +71,7 @@ MODULES = {
     "operations.hub": {"operations.hub": ""},
     "operations.agents": {"operations.agents": ""},
     "operations.runs": {"operations.runs": ""},
+    "operations.store": {"operations.store": ""},
     "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
     "operations.sources": {
         "operations.sources": "",

@@ -587,7 +587,7 @@ def test_all_mistakes_are_reported_in_the_order_of_the_file(folder: Path) -> Non
 def test_issues_of_one_table_do_not_hide_those_of_others(folder: Path) -> None:
     text = (
         "[mcp.both]\ncommand = 'x'\nurl = 'http://a/'\nargs = ['y']\n[serve]\nprot = 1\nhost = '0.0.0.0'\n"
-        "[mcp.other]\nurl = 'http://a/'\nargs = ['y']\nallow = 3\n[authority]\nbroker = 'a'\n[brokers.a]\n"
+        "[mcp.other]\nurl = 'http://a/'\nargs = ['y']\nallow = 3\n[state]\nbroker = 'a'\n[brokers.a]\n"
         "[openapi.shop]\ndocument = ''\n"
     )
 
@@ -635,7 +635,7 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
         ('modules = [\n"a",\n"b\\u0000"]', "operations.toml:1: modules[1] contains NUL."),
         ("[limits]\ntimeout = " + "9" * 5000, "not TOML: Exceeds the limit"),
         ("modules = " + "[" * 5000, "operations.toml: this is not TOML: "),
-        ("[authority]\nbroker = 2025-11-25", "operations.toml:2: authority.broker is not a broker"),
+        ("[state]\nbroker = 2025-11-25", "operations.toml:2: state.broker is not a broker"),
         ('[ledger]\nfile = "l.{pid}"\nkey = { env = "K" }\nhead = "h"', ":4: ledger.head must contain {pid}"),
     ],
 )  # fmt: skip

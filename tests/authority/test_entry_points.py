@@ -33,7 +33,6 @@ from tests.servers import running as broker_running
 from operations import (
     AccessControl,
     CallError,
-    ErrorCode,
     Identity,
     OperationContext,
     OperationRegistry,
@@ -44,7 +43,6 @@ from operations.authority import (
     Authority,
     GrantError,
     Grants,
-    SQLiteValues,
     Store,
     StoreError,
     narrow,
@@ -52,7 +50,6 @@ from operations.authority import (
     read_token,
 )
 from operations.authority import grants as resolving
-from operations.authority.approvals import Approvals
 from operations.authority.ledger import Ledger, LedgerError, verify
 from operations.base.json.values import object_of
 from operations.base.text import tool_name
@@ -484,8 +481,8 @@ sha256 = "{hash}"
 scopes = ["task"]
 [access.grants]
 key = {{ env = "GRANTS_KEY" }}
-[authority]
-file = "authority.db"
+[state]
+url = "sqlite:authority.db"
 [ledger]
 file = "ledger.jsonl"
 key = {{ env = "GRANTS_KEY" }}
@@ -534,7 +531,7 @@ def test_a_grant_needs_neither_the_store_nor_the_sources_of_the_config(
     run: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (tmp_path / "operations.toml").open("r+") as file:
-        text = file.read().replace('file = "authority.db"', 'broker = "store"')
+        text = file.read().replace('url = "sqlite:authority.db"', 'broker = "store"')
         file.seek(0)
         file.write(f'setup = "missing:setup"\n{text}[brokers.store]\nurl = "redis://127.0.0.1:9"\n')
 
@@ -661,54 +658,6 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
 
 
 # ------------------------------------------------------------ stores
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "nats"])
-async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-
-        async def opened_at(connect: Any, url: str) -> Any:
-            target = await stack.enter_async_context(connect(url))
-            return await stack.enter_async_context(open_broker_store(target))
-
-        if kind == "redis":
-            url = stack.enter_context(broker_running(RedisServer())).url
-            stores: list[Any] = [await opened_at(connect_redis, url) for _ in range(2)]
-        elif kind == "nats":
-            server = NatsServer("-js", "-sd", str(tmp_path))
-            url = stack.enter_context(broker_running(server)).url
-            stores = [await opened_at(connect_nats, url) for _ in range(2)]
-        elif kind == "sqlite":
-            stores = [Store(SQLiteValues(tmp_path / "a.db")) for _ in range(2)]
-        else:
-            stores = [Store()] * 2
-        one, other = stores
-        changed = other.changed
-        await one.announce()
-        if kind != "sqlite":
-            with time_limit(20):
-                await changed.wait()
-
-        assert await one.get("a.x") is None
-        assert await one.items("a") == {}
-        assert await one.swap("a.x", None, b"1:2")
-        assert not await other.swap("a.x", None, b"2")
-        assert await other.get("a.x") == b"1:2"
-        assert await other.swap("a.x", b"1:2", b"\x00\xff")
-        assert not await one.swap("a.x", b"1:2", b"4")
-        assert await one.swap("a.y", None, b"5")
-        assert await one.swap("ab.x", None, b"6")
-        assert await one.items("a") == {"a.x": b"\x00\xff", "a.y": b"5"}
-        assert not await one.swap("a.x", b"1:2", None)
-        assert not await one.swap("a.never", b"1", b"2")
-        assert await one.swap("a.x", b"\x00\xff", None)
-        assert await other.get("a.x") is None
-        assert await other.items("a") == {"a.y": b"5"}
-        assert await other.swap("a.x", None, b"7")
-        for unknown in ("", "-", "*", "no id", "a/b", "ü\n"):
-            with pytest.raises(CallError, match="There is no approval") as caught:
-                await Approvals(one).answer(unknown, True, OperationContext(trusted=True))
-            assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
 @asynccontextmanager
@@ -842,7 +791,7 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
     with broker_running(RedisServer() if kind == "redis" else NatsServer(*options)) as broker:
         (tmp_path / "operations.toml").write_text(
             f'[brokers.main]\nurl = "{broker.url}"\nsecret = {{ env = "SECRET" }}\n'
-            '[authority]\nbroker = "main"'
+            '[state]\nbroker = "main"'
         )
         file = load_config(tmp_path / "operations.toml")
         if kind == "nats without JetStream":
@@ -862,7 +811,7 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
             with time_limit(20):
                 while await readiness(hub) is True:
                     await anyio.sleep(0.02)
-            assert object_of(await readiness(hub))["disconnected"] == ["authority"]
+            assert object_of(await readiness(hub))["disconnected"] == ["state"]
 
 
 @contextmanager
@@ -903,10 +852,10 @@ async def test_a_full_disk_is_reported_while_it_lasts(
             with full_disk():
                 while await ready() == ok:
                     await anyio.sleep(0.1)
-                degraded = {"status": "degraded", "disconnected": ["authority"]}
+                degraded = {"status": "degraded", "disconnected": ["state"]}
                 assert await ready() == (200, degraded)
                 assert await add() == 503
-                degraded["disconnected"] = ["authority", "ledger"]
+                degraded["disconnected"] = ["state", "ledger"]
                 assert await ready() == (200, degraded)
             # Without a further call.
             while await ready() != ok:
@@ -949,7 +898,7 @@ def test_a_ledger_that_began_on_a_full_disk_can_be_used_afterwards(tmp_path: Pat
             '[ledger]\nfile = "a"\nkey = { env = "K" }\n[serve]\nprocesses = 2',
             "each process needs a file",
         ),
-        ('[authority]\nbroker = "main"', "not a broker of this file"),
+        ('[state]\nbroker = "main"', "not a broker of this file"),
     ],
 )
 def test_several_processes_need_a_store_that_they_share(

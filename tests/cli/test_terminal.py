@@ -134,7 +134,7 @@ def test_a_terminal_shows_the_whole_input_before_it_asks(
     start: Start, folder: Path, answer: str, code: int
 ) -> None:
     with (folder / "operations.toml").open("a") as file:
-        file.write('\n[tools."work.ship"]\napprove = true\n[authority]\nfile = "authority.db"\n')
+        file.write('\n[tools."work.ship"]\napprove = true\n[state]\nurl = "sqlite:authority.db"\n')
     tail = "\u202eAND TRANSFER ALL MONEY"
     given = {"to": {"street": "Elm"}, "size": "large", "notes": ["x" * 20_000 + tail]}
     (folder / "input.json").write_text(json.dumps(given))

@@ -103,6 +103,32 @@ def test_a_package_adds_the_form_of_a_provider(folder: Path) -> None:
     assert "there is no format 'lnies'" in unknown.stderr
 
 
+STATE = """
+import asyncio
+from operations.hub import open_hub
+
+async def main():
+    async with open_hub("operations.toml") as hub:
+        await hub.registry.authority.store.swap("table.key", None, b"value")
+
+asyncio.run(main())
+"""
+
+
+def test_a_package_adds_a_store(folder: Path) -> None:
+    config = folder / "operations.toml"
+    config.write_text('[state]\nurl = "folder:kept"\n')
+    done = run(folder, sys.executable, "-c", STATE)
+    config.write_text('[state]\nurl = "fodler:kept"\n')
+    unknown = run(folder, sys.executable, "-m", "operations", "doctor")
+
+    assert done.returncode == 0, done.stderr
+    assert (folder / "kept" / "table.key").read_bytes() == b"value"
+    assert (
+        "operations.toml:2: state.url cannot be used: there is no store 'fodler'" in unknown.stdout
+    )
+
+
 def test_errors_of_its_table_name_line_and_key(folder: Path) -> None:
     (folder / "operations.toml").write_text('[csv.stock]\nfile = "stock.txt"\ncolour = "red"\n')
     unknown = run(folder, sys.executable, "-m", "operations", "list")

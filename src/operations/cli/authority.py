@@ -63,9 +63,7 @@ Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 async def _opened(common: Common) -> AsyncGenerator[Authority]:
     async with opened_authority(common.load(), records=False) as authority:
         if isinf(authority.store.poll_seconds):
-            raise OperationsError(
-                "processes cannot share approvals yet: set file or broker in [authority]"
-            )
+            raise OperationsError("processes cannot share approvals yet: add [state] url")
         yield authority
 
 
@@ -228,7 +226,7 @@ async def key(name: str, /, *, common: Common = DEFAULTS) -> None:
 async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
     """Revoke a grant, and all grants derived from it.
 
-    This needs a persistent store, which a running hub can read: set `[authority] file` or `broker`.
+    This needs a persistent store, which a running hub can read: add `[state] url`.
 
     Args:
         block: The id of a block, as `show` or `operations trace --verbose` prints it, or a token: its last block is

@@ -66,6 +66,11 @@ class ConfigFile:
         """Return a path of the file as an absolute path."""
         return self.folder / expanded(path)
 
+    def store_url(self, url: str) -> str:
+        """Return the address of a store; a `sqlite:` path is relative to this file."""
+        scheme, _, path = url.partition(":")
+        return f"sqlite:{self.resolve(path)}" if scheme == "sqlite" and path else url
+
     def secret(self, secret: Secret, key: KeyPath | None = None) -> str:
         """The secret itself; `key` is where the file names it, if that is known.
 

@@ -225,7 +225,7 @@ def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
     for path, secret in secrets_of(config):
         yield from _secret(secret, path)
     if is_whole:
-        yield from _authority(config)
+        yield from _stores(config)
     for path, entry in model.entries_of(config):
         if not is_whole and isinstance(entry, model.ServeEntry):
             continue
@@ -233,17 +233,17 @@ def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
         yield from issues or _rejected(entry, path, folder)
 
 
-def _authority(config: model.Config) -> Found:
+def _stores(config: model.Config) -> Found:
     """Check that every process can use the stores of grants and approvals, and the ledger."""
-    authority, ledger = config.authority, config.ledger
+    state, ledger = config.state, config.ledger
     is_kept = config.access.grants is not None or any(
         each.options.get("approve") for each in config.tools.values()
     )
     if config.serve.processes > 1:
-        if is_kept and authority.file is None and authority.broker is None:
+        if is_kept and not state.is_shared:
             yield (
                 ("serve", "processes"),
-                "needs a store that processes share for grants and approvals: add [authority] file or broker.",
+                "needs a store that processes share for grants and approvals: add [state] url.",
             )
         if ledger is not None and "{pid}" not in ledger.file:
             yield ("ledger", "file"), "must contain {pid}: each process needs a file of its own."
@@ -256,10 +256,16 @@ def _authority(config: model.Config) -> Found:
         for name, source in config.tables(kind.table).items():
             if source.delegates and config.access.grants is None:
                 yield (kind.table, name, source.delegates), "needs [access.grants]."
-    if authority.broker is not None and authority.broker not in config.tables("brokers"):
-        yield ("authority", "broker"), "is not a broker of this file."
-    if authority.broker is not None and authority.file is not None:
-        yield ("authority", "file"), "cannot be used together with broker."
+    if state.broker is not None and state.broker not in config.tables("brokers"):
+        yield ("state", "broker"), "is not a broker of this file."
+    if config.runs is not None and config.runs.url is None and not _keeps_runs(state.url):
+        yield ("runs",), "lacks url: [state] url is neither SQLite nor PostgreSQL."
+    if state.broker is not None and state.url is not None:
+        yield ("state", "url"), "cannot be used together with broker."
+
+
+def _keeps_runs(url: str | None) -> bool:
+    return url is not None and url.startswith(("sqlite:", "postgresql:", "postgres:"))
 
 
 def _entry(entry: Entry, path: Path, config: model.Config, folder: FilePath) -> Found:

@@ -78,16 +78,25 @@ class GrantsEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorityEntry:
+class StateEntry:
     """The store of budgets, revocations and approvals; in memory by default.
 
     Attributes:
-        file: A file, relative to this one, which survives restarts; the processes of one machine may share it.
-        broker: The name of a broker in `brokers`, whose Redis or NATS server stores them for several hubs.
+        url: `sqlite:` with a path relative to this file, which survives restarts and which the processes of one machine
+            may share; `redis://...` or `nats://...` for several hubs; or an address whose scheme an installed package
+            registers.
+        password: The password, if the address has none.
+        broker: The name of a broker in `brokers`, whose connection is used instead of `url`.
     """
 
-    file: str | None = None
+    url: str | None = None
+    password: Secret | None = None
     broker: str | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes can use the store."""
+        return self.url is not None or self.broker is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +142,8 @@ class RunsEntry:
     """The store of runs: calls that survive crashes, restarts and deploys.
 
     Attributes:
-        url: `sqlite:` with a path relative to this file, or `postgresql://USER@HOST/DATABASE` without a password.
+        url: `sqlite:` with a path relative to this file, or `postgresql://USER@HOST/DATABASE` without a password; by
+            default that of `state`, with its password.
         password: The password of the PostgreSQL user.
         working: The number of runs that each process works on at a time.
         live_per_caller: The number of live runs of one caller.
@@ -149,7 +159,7 @@ class RunsEntry:
         schedules: Runs that are started at certain times, by name.
     """
 
-    url: str
+    url: str | None = None
     password: Secret | None = None
     working: Count = 50
     live_per_caller: Count = 1_000
@@ -275,7 +285,7 @@ class Config:
         output: The output policy (how results are normalised), unless a source or an operation sets its own.
         tools: Settings for operations of any source, by id or pattern.
         access: The external callers and their keys.
-        authority: The store of budgets, revocations and approvals.
+        state: The store of budgets, revocations and approvals.
         ledger: A tamper-evident record of calls.
         runs: The store of runs.
         serve: The address and the entry points of `operations serve`.
@@ -293,7 +303,7 @@ class Config:
     output: OutputPolicy = "cast"
     tools: dict[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
     access: AccessEntry = field(default_factory=AccessEntry)
-    authority: AuthorityEntry = field(default_factory=AuthorityEntry)
+    state: StateEntry = field(default_factory=StateEntry)
     ledger: LedgerEntry | None = None
     runs: RunsEntry | None = None
     serve: ServeEntry = field(default_factory=ServeEntry)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operations.authority import Authority, Grants, Ledger, SQLiteValues, Store, StoreError
+from operations.authority import Authority, Grants, Ledger
 from operations.authority.grants import PREFIX
 from operations.base.errors import OperationsError
 from operations.base.text import safe_namespace
@@ -36,6 +36,7 @@ from operations.runs import Retention, Runs, Schedule
 from operations.sources.contract import Opened, Skipped
 from operations.sources.modules import KIND as LOCAL_KIND
 from operations.sources.modules import ListedModule
+from operations.store import Store, StoreError, open_store
 
 
 def sources_of(file: ConfigFile) -> Iterator[Source]:
@@ -242,21 +243,22 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
 
 
 async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
-    entry = file.config.authority
+    entry = file.config.state
     try:
         if entry.broker is not None:
             connection = connect_broker(file.config.tables("brokers")[entry.broker], HubPlace(file))
             target = await stack.enter_async_context(connection)
             store = await stack.enter_async_context(open_broker_store(target))
-            store.is_connected = lambda: target.is_connected
-        elif entry.file is not None:
-            store = Store(SQLiteValues(file.resolve(entry.file)))
+        elif entry.url is not None:
+            password = None if entry.password is None else file.secret(entry.password)
+            opening = open_store(file.store_url(entry.url), password)
+            store = await stack.enter_async_context(opening)
         else:
             return Store()
         # Report a store that cannot be written before the first call.
         await store.swap("store.opened", None, b"1")
-    except OperationsError as error:
-        key = "authority.file" if entry.broker is None else "authority.broker"
+    except (OperationsError, ValueError) as error:
+        key = "state.url" if entry.broker is None else "state.broker"
         reason = (isinstance(error, StoreError) and error.__cause__) or error
         raise file.error(f"cannot be used: {reason}", key) from error
     return store
@@ -278,10 +280,9 @@ def runs_of(
     entry = file.config.runs
     if entry is None:
         return None
-    url = entry.url
-    if url.startswith("sqlite:"):
-        url = f"sqlite:{file.resolve(url.removeprefix('sqlite:'))}"
-    password = None if entry.password is None else file.secret(entry.password)
+    place = entry if entry.url is not None else file.config.state
+    url = file.store_url(place.url or "")
+    password = None if place.password is None else file.secret(place.password)
     try:
         schedules = {
             name: Schedule(

@@ -169,12 +169,12 @@ async def readiness(hub: Hub) -> bool | JSONObject:
 
     A hub is not ready either while its sources connect for the first time: its operations are not complete.
 
-    If they cannot be written, `authority` stands for the store of grants and approvals, `ledger` for the ledger, and
+    If they cannot be written, `state` stands for the store of grants and approvals, `ledger` for the ledger, and
     `runs` for the store of runs.
     """
     absent, authority = [source.name for source in hub.absent()], hub.registry.authority
     if not await authority.store.check():
-        absent.append("authority")
+        absent.append("state")
     if authority.ledger is not None and not authority.ledger.check():
         absent.append("ledger")
     if hub.registry.run_store is not None and not await hub.registry.run_store.works():

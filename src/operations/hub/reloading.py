@@ -122,7 +122,7 @@ def _stale(old: Config, new: Config) -> list[str]:
     servers = "access.authorization_servers"
     pairs[servers] = old.access.authorization_servers, new.access.authorization_servers
     pairs["limits.threads"] = old.limits.threads, new.limits.threads
-    if (store := new.authority.broker) is not None and old.authority.broker == store:
+    if (store := new.state.broker) is not None and old.state.broker == store:
         pairs[f"brokers.{store}"] = old.tables("brokers")[store], new.tables("brokers")[store]
     return [name for name, (before, now) in pairs.items() if before != now]
 

@@ -1,7 +1,7 @@
-"""A store beside the connection of a broker."""
+"""A store on the connection of a broker."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from operations.base.errors import TransportError
@@ -20,8 +20,29 @@ async def open_broker_store(target: EventTarget) -> AsyncGenerator[Store]:
         raise TransportError("this connection cannot store values for several processes")
     topic = target.topic("authority")
     store = Store(target.values, partial(target.send, topic, b'{"type":"changed"}'))
+    store.is_connected = lambda: target.is_connected
     listening = await target.listen((topic,), store)
     try:
         yield store
     finally:
         await listening.aclose()
+
+
+@asynccontextmanager
+async def _on(connection: AbstractAsyncContextManager[EventTarget]) -> AsyncGenerator[Store]:
+    async with connection as target, open_broker_store(target) as store:
+        yield store
+
+
+def open_redis(url: str, password: str | None = None) -> AbstractAsyncContextManager[Store]:
+    """Open a store on a Redis server, with a connection of its own."""
+    from operations.pubsub.redis import connect_redis  # noqa: PLC0415 - needs an extra
+
+    return _on(connect_redis(url, password=password))
+
+
+def open_nats(url: str, password: str | None = None) -> AbstractAsyncContextManager[Store]:
+    """Open a store on a NATS server with JetStream, with a connection of its own."""
+    from operations.pubsub.nats import connect_nats  # noqa: PLC0415 - needs an extra
+
+    return _on(connect_nats(url, password=password))

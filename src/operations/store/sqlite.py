@@ -2,11 +2,13 @@
 
 import sqlite3
 from asyncio import to_thread
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 from operations.store.contract import StoreError
+from operations.store.state import Store
 
 
 class SQLiteValues:
@@ -51,3 +53,19 @@ class SQLiteValues:
         """Return all values of a table."""
         sql = "SELECT key, value FROM held WHERE key GLOB ?"
         return dict(await to_thread(self._run, sql, f"{table}.*"))
+
+
+@asynccontextmanager
+async def open_sqlite(url: str, password: str | None = None) -> AsyncGenerator[Store]:
+    """Yield a store in a SQLite file: `sqlite:PATH`.
+
+    Raises:
+        StoreError: If the file cannot be used.
+        ValueError: If there is no path, or a password.
+    """
+    path = url.removeprefix("sqlite:")
+    if not path:
+        raise ValueError("must name a file: sqlite:PATH")
+    if password is not None:
+        raise ValueError("a SQLite file has no password")
+    yield Store(SQLiteValues(path))

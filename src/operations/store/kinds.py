@@ -1,0 +1,68 @@
+"""Which stores there are: those of the library, and those of installed packages, by the scheme of their address.
+
+A package registers a function as an entry point of the group `operations.stores`, under its scheme:
+
+    @asynccontextmanager
+    async def open_acme(url: str, password: str | None = None) -> AsyncGenerator[Store]:
+        async with AcmeClient(url, password) as client:
+            yield Store(AcmeValues(client))     # AcmeValues implements `Values`
+
+Rule: a kind is imported when an address has its scheme, so an installed package cannot add itself.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TypeAlias, cast
+
+from operations.base.text import suggestion
+from operations.store.state import Store
+
+OpenStore: TypeAlias = Callable[[str, str | None], AbstractAsyncContextManager[Store]]
+"""Opens a store, given its address and the password."""
+
+GROUP = "operations.stores"
+"""The group of the entry points by which packages register stores."""
+
+BUILT_IN = {
+    "sqlite": "operations.store.sqlite:open_sqlite",
+    "redis": "operations.pubsub.stores:open_redis",
+    "rediss": "operations.pubsub.stores:open_redis",
+    "redis+sentinel": "operations.pubsub.stores:open_redis",
+    "redis+cluster": "operations.pubsub.stores:open_redis",
+    "nats": "operations.pubsub.stores:open_nats",
+    "tls": "operations.pubsub.stores:open_nats",
+}
+"""Our own stores, by scheme."""
+
+
+def open_store(url: str, password: str | None = None) -> AbstractAsyncContextManager[Store]:
+    """Open a store for the duration of an `async with` block.
+
+    Args:
+        url: `sqlite:PATH` for the processes of one machine; `redis://...` or `nats://...` (with JetStream) for several
+            hubs; or an address whose scheme an installed package registers.
+        password: The password, unless it is in the address.
+
+    Raises:
+        ValueError: If there is no store with this scheme, or its package cannot be imported.
+        StoreError: If the store cannot be used.
+        TransportError: If the server cannot be reached.
+    """
+    return _kind_of(url.partition(":")[0])(url, password)
+
+
+def _kind_of(scheme: str) -> OpenStore:
+    if place := BUILT_IN.get(scheme):
+        module, _, attribute = place.partition(":")
+        return cast("OpenStore", getattr(import_module(module), attribute))
+    for each in entry_points(group=GROUP, name=scheme):
+        try:
+            return cast("OpenStore", each.load())
+        except Exception as error:
+            package = each.dist.name if each.dist is not None else each.value
+            message = f"the store {scheme}: is in {package}, which fails: {error}"
+            raise ValueError(message) from error
+    near = suggestion(scheme, BUILT_IN)
+    raise ValueError(f"there is no store {scheme!r}; known: {', '.join(BUILT_IN)}.{near}")
