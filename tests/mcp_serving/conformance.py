@@ -4,12 +4,15 @@ import asyncio
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Literal
 
 import uvicorn
 
 from operations import (
     CallError,
+    ErrorCode,
     ErrorDefinition,
     Operation,
     OperationContext,
@@ -29,7 +32,8 @@ from operations.contract.envelopes import (
     TextContent,
 )
 from operations.contract.functions import Function
-from operations.mcp import list_roots, release_stream, to_mcp
+from operations.mcp import hand_over, list_roots, release_stream, to_mcp
+from operations.runs import Runs
 
 PNG = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
@@ -37,7 +41,7 @@ PNG = b64decode(
 WAV = b64decode("UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA=")
 IMAGE = ImageContent(data=b64encode(PNG).decode(), mime_type="image/png")
 
-registry = OperationRegistry()
+registry = OperationRegistry(runs=Runs(f"sqlite:{Path(mkdtemp()) / 'runs.db'}"))
 
 
 def tool(name: str, **meta: Any) -> Callable[[Function], Function]:
@@ -385,6 +389,79 @@ async def input_prompt(context: OperationContext) -> str:
     return f"Use this context: {answer['content']['context']}"
 
 
+# ---------------------------------------------------------------- tasks
+
+
+def job(name: str, durable: bool | Literal["required"] = True) -> Callable[[Function], Function]:
+    meta = {"mcp": {"name": name}}
+    description = f"The tool {name} of the conformance suite."
+    return registry.operation(f"task.{name}", description=description, meta=meta, durable=durable)
+
+
+@tool("greet")
+async def greet(name: str) -> str:
+    return f"Hello, {name}!"
+
+
+@job("slow_compute")
+async def slow_compute(seconds: float, label: str = "") -> str:
+    await asyncio.sleep(seconds)
+    return f"{label} done"
+
+
+@job("failing_job", "required")
+async def failing_job() -> str:
+    await asyncio.sleep(1)
+    raise CallError("INTENTIONAL", "This job intentionally fails")
+
+
+@job("confirm_delete")
+async def confirm_delete(filename: str, context: OperationContext) -> str:
+    answer = await context.elicit(f"Delete {filename}?", question(confirm={"type": "boolean"}))
+    return f"{filename}: {answer['action']}"
+
+
+@job("multi_input")
+async def multi_input(context: OperationContext) -> str:
+    answers = await asyncio.gather(
+        context.elicit("What is your name?", NAME), context.elicit("And that of your friend?", NAME)
+    )
+    return ", ".join(answer["content"]["name"] for answer in answers)
+
+
+@job("greet_later")
+async def greet_later(name: str) -> str:
+    await asyncio.sleep(0.5)
+    return f"Hello, {name}!"
+
+
+@tool("test_tool_with_task")
+async def tool_with_task(context: OperationContext) -> str:
+    answer = await context.elicit("What is your name?", {"$id": "user_name", **NAME})
+    run = await registry.start("task.greet_later", answer["content"], context)
+    return "" if hand_over(run) else str((await run.result()).data)
+
+
+def _protocol_error_job() -> Operation:
+    spec = OperationSpec(
+        namespace="task",
+        name="protocol_error_job",
+        type=OperationType.MUTATION,
+        description="Fails as a tool of another server whose response is an error of the protocol.",
+        meta={"source": "mcp", "mcp": {"name": "protocol_error_job"}},
+    )
+
+    async def fail(_value: Any, _context: OperationContext) -> str:
+        await asyncio.sleep(1)
+        details = {"code": -32603, "message": "The server failed"}
+        raise CallError(ErrorCode.EXECUTION_ERROR, "The server failed", details)
+
+    return Operation(spec, fail, durable=True)
+
+
+registry.register(_protocol_error_job())
+
+
 # ---------------------------------------------------------------- resources
 
 
@@ -438,9 +515,9 @@ async def prompt_with_image() -> Any:
 
 def main() -> None:
     port = int(sys.argv[1])
-    app = to_mcp(registry, name="operations-conformance", version="1").asgi_app(
-        lean="--no-lean" not in sys.argv
-    )
+    # Jobs of one second are tasks.
+    server = to_mcp(registry, name="operations-conformance", version="1", task_after=0.5)
+    app = server.asgi_app(lean="--no-lean" not in sys.argv)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

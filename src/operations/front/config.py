@@ -135,6 +135,10 @@ class MCPServerSettings:
     """Publicly known scopes. A call of a tool that requires only these is denied; any other tool without access appears
     not to exist."""
 
+    task_after: Seconds = 1
+    """Seconds that a call of a durable operation waits for its run. Then a client with the extension for tasks receives
+    a task."""
+
     stateless: bool = False
     """Serve clients of the 2025 protocol revisions without sessions: no questions, log messages or change
     notifications."""
@@ -152,7 +156,7 @@ class MCPServerSettings:
         enforce_lists(scopes_supported=self.scopes_supported)
         numbers = (
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "heartbeat", "max_items",
-            "max_items_bytes", "session_idle_timeout",
+            "max_items_bytes", "session_idle_timeout", "task_after",
         )  # fmt: skip
         _enforce_positive(self, *numbers)
 

@@ -21,6 +21,7 @@ from operations.contract.functions import validate_operation
 from operations.contract.grant import Block, Grant
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.credentials import has_access_of
+from operations.front.runs import run_operations
 from operations.hub import Hub
 from operations.hub.opening import can_sign_in, serves_anonymous
 from operations.hub.operations import (
@@ -151,6 +152,8 @@ def build_app(
     # Calls that wait for approval end when the server shuts down.
     streams.on_close = hub.registry.authority.store.wake
     hub.registry.register_all(control_operations(hub), replace=True)
+    if hub.registry.run_store is not None:
+        hub.registry.register_all(run_operations(hub.registry), replace=True)
     workers = [*map(validate_operation, worker_operations(hub))]
 
     def offer_workers() -> None:

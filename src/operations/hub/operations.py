@@ -182,7 +182,7 @@ async def readiness(hub: Hub) -> bool | JSONObject:
     if not absent:
         return True
     # These operations are always registered.
-    own = ("hub", "approvals")
+    own = ("hub", "approvals", "runs")
     is_useless = hub.is_starting or all(
         spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs()
     )

@@ -19,6 +19,7 @@ from operations.mcp.config import (
 if TYPE_CHECKING:
     from operations.mcp.serving.app import MCPApp
     from operations.mcp.serving.server import RegistryServer, to_mcp
+    from operations.mcp.serving.tasks import hand_over
     from operations.mcp.shared.failures import StartError
     from operations.mcp.shared.interaction import list_roots, release_stream
     from operations.mcp.source.client import MCPClient, connect_mcp
@@ -31,6 +32,7 @@ __getattr__ = lazily(
     {
         "operations.mcp.serving.app": "MCPApp",
         "operations.mcp.serving.server": "RegistryServer to_mcp",
+        "operations.mcp.serving.tasks": "hand_over",
         "operations.mcp.shared.failures": "StartError",
         "operations.mcp.shared.interaction": "list_roots release_stream",
         "operations.mcp.source.client": "MCPClient connect_mcp",
@@ -52,6 +54,7 @@ __all__ = [
     "ServerInfo",
     "StartError",
     "connect_mcp",
+    "hand_over",
     "list_roots",
     "map_content_blocks",
     "read_servers",

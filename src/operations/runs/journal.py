@@ -368,16 +368,21 @@ class Journal:
 
     def _show_waiting(self, db: Connection, run_id: str, now: int) -> None:
         """Store in the state of a run what it waits for."""
+        waiting = self._waiting(db, run_id)
+        db.count(
+            "UPDATE runs SET waiting = ?, status = ?, updated = ?, revision = revision + 1 WHERE id = ?",
+            waiting, "working" if waiting is None else "input_required", now, run_id,
+        )  # fmt: skip
+        db.changed(run_id)
+
+    def _waiting(self, db: Connection, run_id: str) -> bytes | None:
+        """Return what a run waits for, as it is stored."""
         rows = db.rows(
             "SELECT key, kind, request FROM questions WHERE run = ? AND answer IS NULL ORDER BY created, key",
             run_id,
         )
         waiting = [Waiting(key=key, kind=kind, request=_decode(data)) for key, kind, data in rows]
-        db.count(
-            "UPDATE runs SET waiting = ?, status = ?, updated = ?, revision = revision + 1 WHERE id = ?",
-            _encode(waiting) if waiting else None, "input_required" if waiting else "working", now, run_id,
-        )  # fmt: skip
-        db.changed(run_id)
+        return _encode(waiting) if waiting else None
 
     def park(self, db: Connection, run_id: str, fence: int, wakes: Sequence[int]) -> bool:
         """End an attempt that only waits; an answer or the end of a sleep queues the run again.
@@ -420,6 +425,9 @@ class Journal:
             value, by, run_id, key,
         )  # fmt: skip
         if answered:
+            # The status changes when an attempt takes the answer.
+            waiting = self._waiting(db, run_id)
+            db.count("UPDATE runs SET waiting = ? WHERE id = ?", waiting, run_id)
             self._wake_parked(db, run_id)
         return bool(answered)
 

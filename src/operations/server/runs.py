@@ -18,10 +18,11 @@ from operations.base.types import JSONObject
 from operations.contract.envelopes import ResponseEnvelope, local_envelope
 from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.front.messages import JSON, Reply, json_reply, matches_tag, result_reply, route_path
-from operations.front.public_errors import Header, malformed, not_found, public_wire, wrong_method
+from operations.front.public_errors import Header, malformed, not_found, wrong_method
 from operations.front.request import RequestState
+from operations.front.runs import shown as state_of
 from operations.openapi.serving.query_arguments import QueryArguments
-from operations.registry.runs import Run, RunState, RunStatus
+from operations.registry.runs import Run, RunState
 from operations.schema import from_schema
 from operations.server.events import serve_items
 
@@ -109,12 +110,7 @@ def _accepted(state: RequestState, run: Run, asked: Preference) -> Reply:
 
 def shown(state: RequestState, run: RunState) -> JSONObject:
     """Return a state as a caller sees it, without texts of unexpected exceptions."""
-    wire: JSONObject = msgspec.to_builtins(run)
-    wire.pop("revision", None)
-    if run.status is RunStatus.COMPLETED or "error" not in wire:
-        return wire
-    wire["error"] = public_wire(run.failure(), run.id, expose=state.front.expose_errors)
-    return wire
+    return state_of(run, expose=state.front.expose_errors)
 
 
 # ------------------------------------------------------------ the paths of runs

@@ -131,7 +131,7 @@ class MCPCaller(msgspec.Struct, frozen=True):
                 None if it cannot be cached.
         """
         if self.modern:
-            result["resultType"] = "complete"
+            result.setdefault("resultType", "complete")
             if freshness is not None:
                 ttl, is_public = freshness
                 result |= {"ttlMs": ttl, "cacheScope": "public" if is_public else "private"}

@@ -22,6 +22,7 @@ from mcp.server.runner import ServerRunner, serve_one
 from mcp.shared.inbound import (
     InboundLadderRejection,
     classify_inbound_request,
+    decode_header_value,
     find_duplicated_routing_header,
     unsupported_protocol_version_rejection,
     validate_mcp_param_headers,
@@ -48,6 +49,8 @@ VerdictT = TypeVar("VerdictT")
 
 LISTEN: Final = b"subscriptions/listen"
 """The method whose response stays open."""
+
+_TASK_METHODS: Final = ("tasks/get", "tasks/update", "tasks/cancel")
 
 VERSION: Final = b"mcp-protocol-version"
 """The header with the protocol revision of a request."""
@@ -176,6 +179,11 @@ class ModernTransport:
             raise MCPError(types.HEADER_MISMATCH, f"{duplicated} header appears more than once")
         route = _accept(classify_inbound_request(message, headers=dict(headers)))
         method, params = message["method"], message.get("params")
+        if method in _TASK_METHODS:
+            named = decode_header_value(headers.get("mcp-name"))
+            if named != object_of(params).get("taskId"):
+                reason = "Mcp-Name header does not match the request body's 'taskId' parameter"
+                raise MCPError(types.HEADER_MISMATCH, reason)
         schema_of = self._server.get_tool_input_schema
         if method == "tools/call" and schema_of is not None:
             called = object_of(params)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +23,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
 from operations.base.errors import CallError
+from operations.base.json.values import list_of
 from operations.base.tasks import cancel_tasks
 from operations.base.types import JSONObject, options_of
 from operations.contract.channel import CallerChannel
@@ -45,6 +47,7 @@ from operations.mcp.serving.service import Service
 from operations.mcp.shared.codec import sent_meta
 from operations.mcp.shared.sdk import connection_of, outbound_of
 from operations.registry.registry import OperationRegistry
+from operations.registry.runs import Run
 
 RequestContext = ServerRequestContext[Any, Any]
 
@@ -57,6 +60,18 @@ _EVENTS: dict[str, subscriptions.ServerEvent] = {
     "resources": subscriptions.ResourcesListChanged(),
     "prompts": subscriptions.PromptsListChanged(),
 }
+
+
+class _TaskParams(types.RequestParams):
+    """The parameters of `tasks/get` and `tasks/cancel`."""
+
+    task_id: str
+
+
+class _TaskUpdateParams(_TaskParams):
+    """The parameters of `tasks/update`."""
+
+    input_responses: dict[str, Any]
 
 
 class RegistryServer(Server[None]):
@@ -112,6 +127,9 @@ class RegistryServer(Server[None]):
         # use it.
         self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.add_request_handler("server/discover", types.RequestParams, self._discover)
+        self.add_request_handler("tasks/get", _TaskParams, self._get_task)
+        self.add_request_handler("tasks/update", _TaskUpdateParams, self._update_task)
+        self.add_request_handler("tasks/cancel", _TaskParams, self._cancel_task)
         self.add_notification_handler(
             "notifications/initialized", types.NotificationParams, self._initialized
         )
@@ -230,6 +248,20 @@ class RegistryServer(Server[None]):
         set_level(connection_of(request), params.level)
         return types.EmptyResult()
 
+    # ------------------------------------------------------------ tasks
+
+    async def _get_task(self, request: RequestContext, params: "_TaskParams") -> JSONObject:
+        return await self.service.tasks.get(self._caller(request), params.task_id)
+
+    async def _update_task(
+        self, request: RequestContext, params: "_TaskUpdateParams"
+    ) -> JSONObject:
+        responses = params.input_responses
+        return await self.service.tasks.update(self._caller(request), params.task_id, responses)
+
+    async def _cancel_task(self, request: RequestContext, params: "_TaskParams") -> JSONObject:
+        return await self.service.tasks.cancel(self._caller(request), params.task_id)
+
     # ------------------------------------------------------------ changes
 
     async def resource_updated(self, uri: str) -> None:
@@ -283,18 +315,55 @@ class RegistryServer(Server[None]):
                     readable[uri] = self.service.find_resource(caller, uri)
             wanted = wanted.model_copy(update={"resource_subscriptions": list(readable)})
             params = params.model_copy(update={"notifications": wanted})
+        runs = await self._listened(caller, wanted)
+        session = _Session(request.session, None if runs is None else [run.id for run in runs])
         listeners, tasks = list[Listener](), list[asyncio.Task[None]]()
         _listeners.set(listeners)
         try:
+            for run in runs or ():
+                tasks.append(asyncio.Task(self._report_task(request, caller, run, session.started)))
             for uri, (resource, value) in tuple(readable.items())[:MAX_WATCHED]:
                 report = partial(_report, listeners, subscriptions.ResourceUpdated(uri=uri))
                 # A resource without support for subscriptions is skipped.
                 with suppress(MCPError):
                     task = await follow(self.service, resource, value, caller, report)
                     tasks += [] if task is None else [task]
-            return await self._listen(request, params)
+            return await self._listen(replace(request, session=cast("Any", session)), params)
         finally:
             await cancel_tasks(*tasks)
+
+    async def _listened(
+        self, caller: MCPCaller, wanted: types.SubscriptionFilter
+    ) -> list[Run] | None:
+        """Return the runs of the tasks that a client wants to follow; None if it names none.
+
+        Raises:
+            MCPError: If it does not declare the extension for tasks.
+        """
+        named = list_of((wanted.model_extra or {}).get("taskIds"))
+        if not named:
+            return None
+        self.service.tasks.enforce_taken(caller)
+        found: list[Run] = []
+        for task_id in named[:MAX_WATCHED]:
+            with suppress(MCPError):
+                found.append(await self.service.tasks.find(caller, str(task_id)))
+        return found
+
+    async def _report_task(
+        self, request: RequestContext, caller: MCPCaller, run: Run, started: asyncio.Event
+    ) -> None:
+        """Send the states of a task on a stream, once the stream is acknowledged."""
+        await started.wait()
+        outbound = outbound_of(request)
+        meta = {subscriptions.SUBSCRIPTION_ID_META_KEY: request.request_id}
+
+        async def report(task: JSONObject) -> None:
+            await outbound.notify("notifications/tasks", {**task, "_meta": meta})
+
+        # The stream goes on without this task if its run cannot be read any more.
+        with suppress(CallError):
+            await self.service.tasks.follow(caller, run, report)
 
     async def _initialized(
         self, request: RequestContext, _params: types.NotificationParams
@@ -357,9 +426,37 @@ class RegistryServer(Server[None]):
         """Return the server's capabilities for clients of revision 2026-07-28 or later."""
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS),
-            capabilities=self.get_capabilities(protocol_version=request.protocol_version),
+            capabilities=self.get_capabilities(
+                extensions=self.service.extensions(), protocol_version=request.protocol_version
+            ),
             instructions=self.service.instructions(self._caller(request).identity),
         )
+
+
+class _Session:
+    """The session of a stream of changes, whose acknowledgement names the tasks of the stream.
+
+    Args:
+        session: The session of the SDK.
+        task_ids: The tasks; None if the client names none.
+    """
+
+    def __init__(self, session: Any, task_ids: list[str] | None) -> None:
+        self._session, self._task_ids = session, task_ids
+        self.started = asyncio.Event()
+        """Set when the acknowledgement was sent."""
+
+    async def send_notification(self, notification: Any, **options: Any) -> None:
+        """Send a notification on the stream."""
+        is_first = isinstance(notification, types.SubscriptionsAcknowledgedNotification)
+        if is_first and self._task_ids is not None:
+            honored = notification.params.notifications.model_copy(
+                update={"taskIds": self._task_ids}
+            )
+            params = notification.params.model_copy(update={"notifications": honored})
+            notification = notification.model_copy(update={"params": params})
+        await self._session.send_notification(notification, **options)
+        self.started.set()
 
 
 async def _hide_unexpected(ctx: RequestContext, call_next: CallNext) -> HandlerResult:

@@ -46,6 +46,7 @@ from operations.mcp.serving.catalog import (
 )
 from operations.mcp.serving.channels import Elicitations, can_answer
 from operations.mcp.serving.sizes import BYTES_PER_TOKEN
+from operations.mcp.serving.tasks import Handover, Tasks, handover
 from operations.mcp.serving.tools import (
     Tool,
     gateway_request,
@@ -55,6 +56,7 @@ from operations.mcp.serving.tools import (
 )
 from operations.mcp.shared import codec
 from operations.mcp.shared.codec import INPUT, is_imported
+from operations.mcp.shared.extensions import TASKS
 from operations.registry.registry import OperationRegistry
 
 _SLICE_SECONDS = 0.01
@@ -77,6 +79,9 @@ class Service:
         self._catalog = self._pictured()
         self.elicitations = Elicitations()
         """The calls that wait for answers of clients since 2026-07-28."""
+
+        self.tasks = Tasks(registry, settings, self)
+        """The runs, as tasks."""
 
     @property
     def catalog(self) -> Catalog:
@@ -104,6 +109,10 @@ class Service:
             return own if not imported else imported[0][1]
         parts = [f"# Tools of {namespace}\n\n{text}" for namespace, text in imported]
         return "\n\n".join(parts if own is None else [own, *parts])
+
+    def extensions(self) -> dict[str, JSONObject]:
+        """Return the extensions of the protocol for clients since 2026-07-28, with their settings."""
+        return {TASKS: {}} if self.tasks.is_offered else {}
 
     # ------------------------------------------------------------ tools
 
@@ -223,21 +232,25 @@ class Service:
     ) -> JSONObject:
         """Run an operation by its id, and return the result of its tool."""
         spec = caller.front.find(call.operation, context.identity)
-        tool = self.catalog.by_id.get(spec.id)
-        if tool is None:
-            tool = Tool(
-                spec.id,
-                spec,
-                self.settings.schema_budget,
-                operation=self.registry.get(spec.id),
-                policy=self.registry.output_of(spec.id),
-            )
+        tool = self._tool_of(spec)
         # Before the call runs: its result cannot be written without the schemas.
         tool.enforce_usable()
         limit = caller.limit(self.registry.get(spec.id))
         if limit is not None:
             context = context.changed(deadline=limit.deadline, limit=limit)
         return await self._run(tool, call.input, context, caller)
+
+    def _tool_of(self, spec: OperationSpec) -> Tool:
+        tool = self.catalog.by_id.get(spec.id)
+        if tool is not None:
+            return tool
+        return Tool(
+            spec.id,
+            spec,
+            self.settings.schema_budget,
+            operation=self.registry.get(spec.id),
+            policy=self.registry.output_of(spec.id),
+        )
 
     def limited_call(self, caller: MCPCaller, state: RequestState, name: str) -> LimitedCall | None:
         """Return a tool call whose time limit its request can enforce; None if the registry must do so."""
@@ -257,18 +270,51 @@ class Service:
             if spec.type is OperationType.SUBSCRIPTION:
                 envelope = await self._collect(spec, value, context)
                 return tool.result(envelope, modern=caller.modern)
-            envelope = await self.registry.execute(tool.id, value, context)
+            if self.tasks.applies(tool):
+                outcome = await self.tasks.call(tool, value, context, caller)
+                if isinstance(outcome, dict):
+                    return outcome
+                envelope = outcome
+            elif self.tasks.takes(caller):
+                place = Handover()
+                handover.set(place)
+                envelope = await self.registry.execute(tool.id, value, context)
+                if place.run is not None:
+                    return self.tasks.created(place.run, caller)
+            else:
+                envelope = await self.registry.execute(tool.id, value, context)
         except CallError as error:
-            expose = caller.front.expose_errors
-            wire = public_error(error, context.request_id, expose=expose).to_wire()
-            of_protocol = error_of_server(spec, wire)
-            if of_protocol is not None:
-                raise of_protocol from error
-            return tool.failed(wire)
+            return self.failed(tool, error, context.request_id, caller)
+        return self.succeeded(tool, envelope, caller)
+
+    def succeeded(
+        self, tool: Tool, envelope: ResponseEnvelope[Any], caller: MCPCaller
+    ) -> JSONObject:
+        """Return the result of a tool for an envelope of its operation."""
         result = tool.result(envelope, modern=caller.modern)
         if tool.source is not None:
             publish_addresses(result["content"], tool.source, self.catalog.addresses)
         return result
+
+    def failed(
+        self, tool: Tool, error: CallError, request_id: str, caller: MCPCaller
+    ) -> JSONObject:
+        """Return the result of a tool for an error of its operation.
+
+        Raises:
+            MCPError: If the server of an imported operation has answered with an error of the protocol.
+        """
+        expose = caller.front.expose_errors
+        wire = public_error(error, request_id, expose=expose).to_wire()
+        of_protocol = error_of_server(tool.spec, wire)
+        if of_protocol is not None:
+            raise of_protocol from error
+        return tool.failed(wire)
+
+    def tool_of(self, operation_id: str) -> Tool:
+        """Return the tool of an operation; that of the gateway if the operation is gone."""
+        spec = self.registry.get_spec(operation_id)
+        return gateway_tools()["call"] if spec is None else self._tool_of(spec)
 
     async def _collect(
         self, spec: OperationSpec, value: Any, context: OperationContext
