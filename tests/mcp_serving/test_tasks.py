@@ -10,12 +10,11 @@ import aiohttp
 import msgspec
 import pytest
 from starlette.requests import Request
+from tests.mcp_serving.support import MODERN_META, modern_headers, serving
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.mcp import hand_over, to_mcp
 from operations.runs import Runs
-
-from .support import MODERN_META, modern_headers, serving
 
 TASKS = "io.modelcontextprotocol/tasks"
 ALL: dict[str, Any] = {"elicitation": {}, "sampling": {}, "extensions": {TASKS: {}}}
@@ -418,9 +417,9 @@ async def test_a_handler_asks_first_and_hands_a_run_over(url: str, takes_tasks: 
 
 
 async def test_a_task_survives_its_server(url: str) -> None:
-    async with shop(url) as (operations, client, _):
+    async with shop(url) as (_, client, _registry):
         task_id = (await client.call("job__signal"))["taskId"]
-    async with shop(url) as (operations, client, registry):
+    async with shop(url) as (_, client, registry):
         assert (await client.get(task_id))["status"] == "working"
         run = await registry.run(task_id, OperationContext(trusted=True))
         await run.signal("paid", 5)

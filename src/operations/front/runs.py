@@ -23,11 +23,12 @@ def run_operations(registry: OperationRegistry) -> list[Any]:
     """Return the operations `runs.get`, `runs.list`, `runs.cancel` and `runs.answer`."""
 
     @operation("runs.get", type="query")
-    async def get(run: str, wait: float = 0, *, context: OperationContext) -> JSONObject:
+    async def get(run: str, context: OperationContext, wait: float = 0) -> JSONObject:
         """Return the state of one of your runs, with its result or error if it has ended.
 
         Args:
             run: The id of the run.
+            context: The caller.
             wait: Seconds to wait for its end, at most 20.
         """
         found = await _own(run, context)
@@ -38,15 +39,15 @@ def run_operations(registry: OperationRegistry) -> list[Any]:
 
     @operation("runs.list", type="query")
     async def page(
+        context: OperationContext,
         status: RunStatus | None = None,
         after: str | None = None,
         limit: int = 20,
-        *,
-        context: OperationContext,
     ) -> JSONObject:
         """List your runs, the newest first.
 
         Args:
+            context: The caller.
             status: Only runs in this state.
             after: The `next` of the page before.
             limit: The number of runs, at most 100.
@@ -61,6 +62,7 @@ def run_operations(registry: OperationRegistry) -> list[Any]:
 
         Args:
             run: The id of the run.
+            context: The caller.
         """
         found = await _own(run, context)
         await found.cancel()
@@ -74,6 +76,7 @@ def run_operations(registry: OperationRegistry) -> list[Any]:
             run: The id of the run.
             key: The key of the question, in `waiting` of the run.
             answer: `{"action": "accept", "content": {...}}`, or `{"action": "decline"}`.
+            context: The caller.
         """
         return await (await _own(run, context)).answer(key, answer)
 
