@@ -59,7 +59,7 @@ handover: ContextVar[Handover | None] = ContextVar("operations_mcp_handover", de
 
 
 def hand_over(run: Run) -> bool:
-    """Respond to the current call with a task for a run, if the client takes tasks. The handler's result is then dropped.
+    """Respond to the current call with a task for `run`, if its client takes tasks, and drop the result of the handler.
 
     For handlers that ask their caller first, and then start a run: return its result if this returns False.
     """
