@@ -97,6 +97,48 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
     assert output.count(words) == output.count(b"anyone") == 1
 
 
+async def test_sources_that_connect_late_are_pointed_out_as_well(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    paths = {"/a": {"get": {"operationId": "a", "responses": {}}}}
+    document = {"openapi": "3.1.0", "servers": [{"url": "https://x.example"}], "paths": paths}
+    (folder / "shop.json").write_text(json.dumps(document))
+    is_reported = asyncio.Event()
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await is_reported.wait()
+        body = json.dumps(document).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[openapi.shop]\ndocument = 'shop.json'\n")
+        config.write(f"[openapi.late]\ndocument = 'http://127.0.0.1:{port}/late.json'\n")
+    async with server, started(environment, "serve") as (process, _):
+        assert process.stderr is not None
+        notes = list[str]()
+
+        async def read_until(words: str) -> None:
+            while not any(words in note for note in notes):
+                line = msgspec.json.decode(await process.stderr.readline())  # type: ignore[union-attr]
+                notes.extend([line["note"]["message"]] if "note" in line else [])
+
+        with time_limit(60):
+            await read_until("press Ctrl-C")
+            is_reported.set()
+            await read_until("openapi:late)")
+
+    exposed = [note.partition(";")[0] for note in notes if note.startswith("anyone")]
+    assert exposed == [
+        f"anyone on this machine may call 1 imported operation (openapi:{name})"
+        for name in ("shop", "late")
+    ]
+
+
 async def test_no_exposure_is_pointed_out_if_callers_without_credential_are_rejected(
     folder: Path, environment: dict[str, str]
 ) -> None:

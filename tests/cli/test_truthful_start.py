@@ -1,5 +1,6 @@
 """What commands say about a config whose parts are missing: the place, the key, and what to do."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def test_operations_of_setup_are_listed_with_their_source(folder: Path, run: Run
     configure(folder, "setup = 'start:setup'\n")
 
     assert run("list").out == "clock.now\tquery\tsetup\t\n"
+    findings = json.loads(run("doctor", "--json").out)["findings"]
+    assert {"what": "setup", "state": "ok", "words": "1 operation"} in findings
+    assert "sources" not in [each["what"] for each in findings]
 
 
 def test_doctor_waits_for_slow_sources_and_names_their_limit(

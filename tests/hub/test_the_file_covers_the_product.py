@@ -267,6 +267,28 @@ async def test_a_function_sets_up_middleware_observers_identity_and_lifespan(
         assert ("closed" in seen) == (function in ("managed", "generator"))
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def setup(hub):\n    hub.nothing", "setup failed with AttributeError: .*nothing"),
+        ("async def setup(hub):\n    1 / 0", "setup failed with ZeroDivisionError"),
+        ("async def setup(hub):\n    {}['x']\n    yield", "setup failed with KeyError: 'x'"),
+        ("def setup(hub)", "setup cannot be imported: SyntaxError"),
+    ],
+)
+async def test_a_function_that_fails_is_reported_as_a_mistake_of_its_author(
+    tmp_path: Path, code: str, words: str
+) -> None:
+    name = f"failing_{abs(hash(code))}"
+    path = write(tmp_path, f'setup = "{name}:setup"', **{name: code})
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        async with open_hub(path):
+            pass
+
+    assert all(issue.line is not None for issue in caught.value.issues)
+
+
 async def test_a_missing_function_is_reported_as_a_mistake_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, 'setup = "nowhere_at_all:setup"')
 

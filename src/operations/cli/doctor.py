@@ -290,7 +290,9 @@ async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool)
             if spec.problem is not None:
                 report(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
         _check_sizes(hub, report)
-        if not hub.sources:
+        if hub.set_up:
+            report("setup", "ok", counted(hub.set_up, "operation"))
+        elif not hub.sources:
             report("sources", "warning", "the config has none")
 
 

@@ -497,14 +497,23 @@ async def open_session(
 
 
 @asynccontextmanager
-async def reporting_sources(hub: Hub, screen: Screen) -> AsyncGenerator[None]:
-    """Print each source when it connects, and the total when all have, during an `async with` block."""
+async def reporting_sources(
+    hub: Hub, screen: Screen, then: Callable[[], object] = lambda: None
+) -> AsyncGenerator[None]:
+    """Print each source when it connects, and the total when all have, during an `async with` block.
+
+    Args:
+        hub: The hub of the sources.
+        screen: Receives the report.
+        then: Called after each report of a source.
+    """
 
     async def report() -> None:
         async with aclosing(hub.connected()) as connected:
             async for source in connected:
                 words = f"{counted(len(source.operations), 'operation')}, {source.seconds:.1f} s"
                 screen.note(f"{source.full_name} connected, {words}")
+                then()
         if len(hub.sources) > 1:
             screen.note(f"all sources are connected: {counted(hub.offered, 'operation')}")
 

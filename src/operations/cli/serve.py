@@ -19,6 +19,7 @@ from operations.cli.options import (
     settle,
 )
 from operations.config import ConfigFile
+from operations.front.front import Front
 from operations.hub import Hub
 from operations.hub import app as serving
 from operations.hub.journal import writing_logs
@@ -74,11 +75,12 @@ async def serve(
                     hub.reload_others = process.reload_all
                     process.is_ready(end=shutdown.set)
                 if process is None or process.announces:
-                    await stack.enter_async_context(reporting_sources(hub, screen))
+                    exposure = _Exposure(app.state.pipeline.front, config.host, hub, screen)
+                    reports = reporting_sources(hub, screen, then=exposure.report_more)
+                    await stack.enter_async_context(reports)
                     await settle(hub, screen, common)
                     announce(url, entry_points, hub, screen)
-                    if app.state.pipeline.front.serves_anonymous():
-                        _point_out_open(config.host, hub, screen)
+                    exposure.report()
                     if unused := unused_public_url(hub.file):
                         screen.warn(f"serve.public_url {unused}")
                     screen.note("press Ctrl-C to stop")
@@ -138,16 +140,42 @@ def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) 
     screen.out.file.flush()
 
 
-def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
-    """Warn about imported operations that anonymous callers may call with the credentials of this server."""
-    sources = (
-        hub.source_of(spec.id) for spec in hub.registry.specs() if spec.access_control.is_open
-    )
-    labels = [source.label for source in sources if source is not None and source.kind != "local"]
-    if labels:
-        callers = "anyone on this machine" if is_loopback(host) else "anyone"
-        screen.note(
-            f"{callers} may call {counted(len(labels), 'imported operation')} "
-            f"({', '.join(dict.fromkeys(labels))}); set scopes to restrict access",
-            "yellow",
-        )
+class _Exposure:
+    """Warns about imported operations that anonymous callers may call with the credentials of this server.
+
+    Args:
+        front: Knows whether callers without a credential are served.
+        host: The address that the server listens on.
+        hub: The hub of the operations.
+        screen: Receives the warning.
+    """
+
+    def __init__(self, front: Front, host: str, hub: Hub, screen: Screen) -> None:
+        self._front, self._hub, self._screen = front, hub, screen
+        self._callers = "anyone on this machine" if is_loopback(host) else "anyone"
+        self._reported: set[str] | None = None
+
+    def report_more(self) -> None:
+        """Warn about sources that have connected since the first report."""
+        if self._reported is not None:
+            self.report()
+
+    def report(self) -> None:
+        """Warn about the connected sources that no earlier warning names."""
+        reported = self._reported = self._reported or set()
+        if not self._front.serves_anonymous():
+            return
+        specs = [each for each in self._hub.registry.specs() if each.access_control.is_open]
+        sources = map(self._hub.source_of, (spec.id for spec in specs))
+        labels = [
+            source.label
+            for source in sources
+            if source is not None and source.kind != "local" and source.label not in reported
+        ]
+        reported.update(labels)
+        if labels:
+            self._screen.note(
+                f"{self._callers} may call {counted(len(labels), 'imported operation')} "
+                f"({', '.join(dict.fromkeys(labels))}); set scopes to restrict access",
+                "yellow",
+            )

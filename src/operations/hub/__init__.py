@@ -20,7 +20,7 @@ from typing import Any
 from anyio import move_on_after
 
 from operations.authority.grants import PREFIX, GrantError
-from operations.base.errors import CallError, ErrorCode, operation_not_found
+from operations.base.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.base.tasks import cancel_tasks
 from operations.base.text import suggestion
 from operations.config import FILE_NAME, ConfigFile, load_config
@@ -268,8 +268,15 @@ class Hub:
     @property
     def offered(self) -> int:
         """The number of operations of all sources and of the function `setup`."""
+        return self.set_up + sum(
+            self.source_of(spec.id) is not None for spec in self.registry.specs()
+        )
+
+    @property
+    def set_up(self) -> int:
+        """The number of operations that the function `setup` has registered."""
         return sum(
-            self.source_of(spec.id) is not None or spec.namespace not in _OWN
+            self.source_of(spec.id) is None and spec.namespace not in _OWN
             for spec in self.registry.specs()
         )
 
@@ -519,11 +526,16 @@ async def _run_setup(hub: Hub, stack: AsyncExitStack) -> None:
     function = load_setup(hub.file)
     if inspect.isasyncgenfunction(function):
         function = asynccontextmanager(function)
-    started: Any = function(hub)
-    if inspect.isawaitable(started):
-        await started
-    elif started is not None:
-        await stack.enter_async_context(started)
+    try:
+        started: Any = function(hub)
+        if inspect.isawaitable(started):
+            await started
+        elif started is not None:
+            await stack.enter_async_context(started)
+    except OperationsError:
+        raise
+    except Exception as error:
+        raise hub.file.error(f"failed with {type(error).__name__}: {error}.", "setup") from error
 
 
 class _LazySources:

@@ -99,6 +99,9 @@ def load_setup(file: ConfigFile) -> Any:
             return getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise file.error(f"cannot be imported: {error}.", "setup") from error
+        except Exception as error:
+            words = f"cannot be imported: {type(error).__name__}: {error}."
+            raise file.error(words, "setup") from error
 
 
 # ------------------------------------------------------------ access
