@@ -72,6 +72,7 @@ MODULES = {
     "operations.agents": {"operations.agents": ""},
     "operations.runs": {"operations.runs": ""},
     "operations.store": {"operations.store": ""},
+    "operations.postgres": {"operations.postgres": ""},
     "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
     "operations.sources": {
         "operations.sources": "",

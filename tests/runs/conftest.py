@@ -1,11 +1,12 @@
 """A store of runs in a file, and registries on it."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers import PostgresServer, running
 
 from operations import OperationRegistry
 from operations.runs import Runs
@@ -13,10 +14,21 @@ from operations.runs import Runs
 OpenRegistry = Callable[..., OperationRegistry]
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server."""
+    server = PostgresServer("fsync=off")
+    with running(server):
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new store."""
-    return f"sqlite:{tmp_path / 'runs.db'}"
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'runs.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_schema()
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 from operations import CallError, Identity, OperationContext, OperationRegistry, operation
+from operations.postgres import PostgresDatabase
 from operations.runs import Run, Runs
+from operations.runs.database import Database
 from operations.runs.sqlite import SQLiteDatabase
 
 LEASE = 0.5
@@ -100,36 +102,43 @@ ORDER_RESULT = 1 + 30 + 8 + 100 + 0 + 4
 
 
 def registry_of(
-    folder: Path, database: SQLiteDatabase | None = None, **options: Any
+    folder: Path, url: str, database: Database | None = None, **options: Any
 ) -> OperationRegistry:
-    """Return the registry of a shop, whose journal and ledger are in a folder."""
-    runs = Runs(database or SQLiteDatabase(folder / "runs.db"), **{"lease": LEASE, **options})
+    """Return the registry of a shop with a journal, whose ledger is in a folder."""
+    runs = Runs(database or url, **{"lease": LEASE, **options})
     registry = OperationRegistry(runs=runs)
     registry.register_object(Shop(Ledger(folder / "ledger")))
     return registry
 
 
-class KilledAtCommit(SQLiteDatabase):
-    """A journal whose process is killed at a commit, before or after it reaches the disk."""
+def killed_at_commit(url: str, number: int, moment: str) -> Database:
+    """Return a journal whose process is killed at a commit, before or after it reaches the disk."""
+    database = database_of(url)
+    thread, left = 0, number
 
-    def __init__(self, path: Path, number: int, moment: str) -> None:
-        super().__init__(path)
-        self._left, self._moment = number, moment
-        self._thread = 0
-
-    def committing(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._thread = get_ident()
-            self._kill("before")
-
-    def committed(self) -> None:
-        if self._thread == get_ident():
-            self._kill("after")
-
-    def _kill(self, moment: str) -> None:
-        if moment == self._moment:
+    def kill(now: str) -> None:
+        if now == moment:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def committing() -> None:
+        nonlocal left, thread
+        left -= 1
+        if left == 0:
+            thread = get_ident()
+            kill("before")
+
+    def committed() -> None:
+        if thread == get_ident():
+            kill("after")
+
+    database.committing, database.committed = committing, committed
+    return cast("Database", database)
+
+
+def database_of(url: str) -> Any:
+    """Return the database of a URL."""
+    kind, _, place = url.partition(":")
+    return SQLiteDatabase(place) if kind == "sqlite" else PostgresDatabase(url)
 
 
 # ------------------------------------------------------------ processes
@@ -170,10 +179,10 @@ def _run(target: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
     asyncio.run(target(*args))
 
 
-async def buy(folder: Path, operation_id: str, kill_at: int, moment: str) -> None:
+async def buy(folder: Path, url: str, operation_id: str, kill_at: int, moment: str) -> None:
     """Order with a key, and be killed at a commit; 0 for never."""
-    database = KilledAtCommit(folder / "runs.db", kill_at, moment)
-    async with registry_of(folder, database) as registry:
+    database = killed_at_commit(url, kill_at, moment)
+    async with registry_of(folder, url, database) as registry:
         run = await start_order(registry, operation_id)
         (folder / "outcome").write_text(await outcome(run))
 
@@ -193,9 +202,9 @@ async def outcome(run: Run) -> str:
     return f"{run.status} {envelope.data}"
 
 
-async def work(folder: Path) -> None:
+async def work(folder: Path, url: str) -> None:
     """Work on runs until the process is killed."""
-    async with registry_of(folder):
+    async with registry_of(folder, url):
         (folder / "up").touch()
         await asyncio.sleep(3600)
 

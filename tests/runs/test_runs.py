@@ -1031,6 +1031,7 @@ async def test_a_shutdown_hands_runs_over(registries: OpenRegistry, effects: Eff
     assert effects.made == [1, 2]
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 async def test_the_file_is_private_and_safe(
     url: str, registries: OpenRegistry, effects: Effects
 ) -> None:

@@ -46,6 +46,7 @@ _EXTRAS = {
     "redis": ("redis",),
     "nats": ("nats-py",),
     "websocket": ("websockets",),
+    "postgres": ("psycopg",),
     "jwt": ("pyjwt",),
     "otel": ("opentelemetry-api",),
     "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -96,7 +97,7 @@ class Runs:
     The first `start` opens it as well.
 
     Args:
-        url: `sqlite:PATH`; or a database.
+        url: `sqlite:PATH`, or `postgresql://USER@HOST/DATABASE`, which needs the `postgres` extra; or a database.
         password: The password of a PostgreSQL user, which the URL then does not contain.
         limits: The limits.
         retention: How long runs are kept after their end.
@@ -155,6 +156,7 @@ class Runs:
         self._live = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._approvals: asyncio.Task[None] | None = None
+        self._has_approvals = False
 
     def _connect(self) -> Connection:
         connection = self._database.connect()
@@ -352,6 +354,7 @@ class Runs:
 
     def watch_approvals(self) -> None:
         """Continue runs when the approvals are answered that they wait for."""
+        self._has_approvals = True
         if self._approvals is None or self._approvals.done():
             self._approvals = start_task(self._tasks, self._watch_approvals())
 
@@ -360,6 +363,7 @@ class Runs:
         authority = self.registry.authority
         while self._keeper is not None:
             changed = authority.store.changed
+            self._has_approvals = False
             try:
                 waiting = await self.read(self.journal.approvals)
                 answered = [
@@ -374,6 +378,9 @@ class Runs:
                 # One of the stores does not work now.
                 waiting = [("", "")]
             if not waiting:
+                if self._has_approvals:
+                    # A run has asked meanwhile.
+                    continue
                 return
             seconds = min(authority.store.poll_seconds, _APPROVAL_SECONDS)
             with suppress(TimeoutError):
@@ -454,9 +461,9 @@ class Runs:
     def _begin_now(
         self, executor: Executor, done: "asyncio.Future[Any]", context: OperationContext
     ) -> None:
-        failed = done.cancelled() or done.exception() is not None
-        attempt = None if failed else done.result()[1]
-        executor.unreserve(attempt, context)
+        error = None if done.cancelled() else done.exception()
+        attempt = None if done.cancelled() or error is not None else done.result()[1]
+        executor.unreserve(attempt, context, failed=isinstance(error, RunStoreError))
 
     def _new_run(
         self, plan: CallPlan, value: Any, context: OperationContext, options: StartOptions
@@ -695,4 +702,11 @@ def _database(url: str, password: str | None) -> Database:
     kind, colon, place = url.partition(":")
     if colon and kind == "sqlite" and place:
         return SQLiteDatabase(Path(place.removeprefix("//")))
-    raise ValueError(f"{url!r} is not the URL of a store of runs: use sqlite:PATH")
+    if colon and kind in ("postgresql", "postgres"):
+        # Needs an extra.
+        database: Database = import_module("operations.postgres").PostgresDatabase(url, password)
+        return database
+    # A URL may have a password.
+    raise ValueError(
+        f"{kind!r} is not the kind of a store of runs: use sqlite:PATH or postgresql://USER@HOST/DATABASE"
+    )

@@ -14,6 +14,11 @@ ALL: Final = "*"
 class Connection(Protocol):
     """A connection to the database. Its methods may raise any exception."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended, so that a transaction which was not being committed is undone."""
+        ...
+
     def begin(self, *, writes: bool) -> None:
         """Begin a transaction."""
         ...
@@ -39,7 +44,11 @@ class Connection(Protocol):
         ...
 
     def commit(self) -> None:
-        """Commit the transaction."""
+        """Commit the transaction.
+
+        Raises:
+            TransportError: If it may have been committed or not, and that cannot be found out.
+        """
         ...
 
     def rollback(self) -> None:
@@ -64,6 +73,9 @@ class Database(Protocol):
     lock: str
     """The end of a `SELECT` that locks rows, so that they do not change before the commit."""
 
+    share: str
+    """The end of a `SELECT` that keeps rows from being deleted before the commit."""
+
     skip_locked: str
     """The end of a `SELECT` that locks rows and omits those that another process has locked."""
 
@@ -74,6 +86,6 @@ class Database(Protocol):
         """Open a connection for the current thread."""
         ...
 
-    def lock_lanes(self, connection: Connection) -> None:
-        """Let no other process claim runs of limited lanes before the commit."""
+    def lock_all(self, connection: Connection, name: str) -> None:
+        """Let no other process do something with this name before the commit."""
         ...

@@ -52,6 +52,8 @@ class Executor:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unreleased: dict[str, int] = {}
+        self._has_strays = False
+        """Whether this process may hold runs without an attempt: a claim whose commit has failed may be stored."""
         self._claiming: asyncio.Task[None] | None = None
         self._is_open = True
         self._is_looking = self._looks_again = False
@@ -98,13 +100,23 @@ class Executor:
             return self._lease.holder
         return None
 
-    def unreserve(self, attempt: Attempt | None, context: OperationContext | None) -> None:
-        """Use the reserved slot for an attempt, or give it back."""
+    def unreserve(
+        self, attempt: Attempt | None, context: OperationContext | None, *, failed: bool
+    ) -> None:
+        """Use the reserved slot for an attempt, or give it back.
+
+        Args:
+            attempt: The attempt, if there is one.
+            context: The caller.
+            failed: Whether the store did not work, so that the run may be stored or not.
+        """
         self._reserved -= 1
         if attempt is not None:
             self._begin(attempt, [], context)
-        else:
-            self.wake()
+            return
+        if failed:
+            self._has_strays = True
+        self.wake()
 
     # ------------------------------------------------------------ claiming
 
@@ -134,6 +146,9 @@ class Executor:
             try:
                 claim = partial(self._host.journal.claim, holder=holder, most=free)
                 attempts, later, more = await self._host.write(claim)
+            except RunStoreError:
+                self._has_strays = True
+                raise
             finally:
                 self._reserved -= free
             for attempt, steps in attempts:
@@ -176,6 +191,17 @@ class Executor:
             release = partial(self._host.journal.release, run_id=run_id, fence=fence, wake=0)
             await self._host.write(release)
             del self._unreleased[run_id]
+        if self._has_strays and (holder := self._lease.holder) is not None:
+            await self._release_strays(holder)
+
+    async def _release_strays(self, holder: str) -> None:
+        """Release the runs that this process holds without an attempt."""
+        held = await self._host.write(partial(self._host.journal.held, holder=holder))
+        self._has_strays = False
+        for run_id, fence in held:
+            session = self._sessions.get(run_id)
+            if session is None or session.attempt.fence != fence:
+                self.unreleased(run_id, fence)
 
     # ------------------------------------------------------------ ending
 

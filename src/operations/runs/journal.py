@@ -95,6 +95,7 @@ class Journal:
             and wake == 0
             and new.lane_limit is None
             and not db.rows("SELECT 1 FROM runs WHERE wake = 0 LIMIT 1")
+            and self._has_lease(db, holder)
         )
         status = RunStatus.WORKING if claims else RunStatus.QUEUED
         fence = int(claims)
@@ -173,6 +174,12 @@ class Journal:
         ((oldest,),) = db.rows("SELECT MIN(updated) FROM runs WHERE wake = 0")
         return found | {"oldest": 0 if oldest is None else max(0, db.now() - oldest)}
 
+    def _has_lease(self, db: Connection, holder: str) -> bool:
+        """Return whether an executor has a lease, which nobody takes over before the commit."""
+        return bool(
+            db.rows(f"SELECT 1 FROM executors WHERE id = ?{self._database.share}", holder)
+        )
+
     def claim(
         self, db: Connection, holder: str, most: int
     ) -> tuple[list[tuple[Attempt, list[Step]]], int | None, bool]:
@@ -183,8 +190,14 @@ class Journal:
             if none does; and whether others are ready.
         """
         now = db.now()
-        db.count("UPDATE runs SET wake = 0 WHERE wake > 0 AND wake <= ?", now)
+        if not self._has_lease(db, holder):
+            return [], None, False
         skip = self._database.skip_locked
+        db.count(
+            "UPDATE runs SET wake = 0 WHERE id IN"
+            f" (SELECT id FROM runs WHERE wake > 0 AND wake <= ?{skip})",
+            now,
+        )
         ready = db.rows(
             "SELECT priority, created, id FROM runs WHERE wake = 0 AND lane_limit IS NULL"
             f" ORDER BY priority, created LIMIT ?{skip}",
@@ -194,7 +207,7 @@ class Journal:
             "SELECT DISTINCT lane FROM runs WHERE wake = 0 AND lane_limit IS NOT NULL LIMIT 100"
         )
         if lanes:
-            self._database.lock_lanes(db)
+            self._database.lock_all(db, "lanes")
         for (lane,) in lanes:
             ((working,),) = db.rows(
                 "SELECT COUNT(*) FROM runs WHERE lane = ? AND holder IS NOT NULL AND lane_limit IS NOT NULL",
@@ -318,6 +331,9 @@ class Journal:
         if not self._holds(db, run_id, fence):
             return None
         now = db.now()
+        if question.kind == "approval":
+            # An earlier one, which was answered, did not let the call run.
+            db.count("DELETE FROM questions WHERE run = ? AND key = ?", run_id, question.key)
         rows = db.rows(
             "SELECT until, answer FROM questions WHERE run = ? AND key = ?", run_id, question.key
         )
@@ -345,6 +361,9 @@ class Journal:
             self._show_waiting(db, run_id, now)
         else:
             until = rows[0][0]
+            if db.rows("SELECT 1 FROM runs WHERE id = ? AND status = 'working'", run_id):
+                # Another attempt has asked it.
+                self._show_waiting(db, run_id, now)
         return Asked(None, None if until is None else max(0, until - now))
 
     def close_question(
@@ -468,11 +487,16 @@ class Journal:
     def wake_parked(self, db: Connection, run_ids: Sequence[str]) -> None:
         """Queue runs again whose approvals were answered."""
         for run_id in run_ids:
+            # An attempt that is being parked sees it as well.
+            db.count(
+                "UPDATE questions SET answer = ? WHERE run = ? AND kind = 'approval' AND answer IS NULL",
+                b"null", run_id,
+            )  # fmt: skip
             self._wake_parked(db, run_id)
 
     def approvals(self, db: Connection) -> list[tuple[str, str]]:
         """Return the runs that wait for approvals, each with the id of the approval."""
-        rows = db.rows("SELECT run, request FROM questions WHERE kind = 'approval'")
+        rows = db.rows("SELECT run, request FROM questions WHERE kind = 'approval' AND answer IS NULL")
         return [(run_id, _decode(request)["approval"]) for run_id, request in rows]
 
     # ------------------------------------------------------------ decisions
@@ -720,6 +744,8 @@ class Journal:
         return self._free(db, holder, crashed=False)
 
     def _free(self, db: Connection, holder: str, *, crashed: bool) -> int:
+        # In this order, as a claim: first the lease, then its runs.
+        db.rows(f"SELECT 1 FROM executors WHERE id = ?{self._database.lock}", holder)
         rows = db.rows(
             "UPDATE runs SET holder = NULL, wake = 0, crashes = crashes + ?, updated = ?, revision = revision + 1"
             " WHERE holder = ? RETURNING id",
@@ -729,6 +755,11 @@ class Journal:
             db.changed(run_id)
         db.count("DELETE FROM executors WHERE id = ?", holder)
         return len(rows)
+
+    def held(self, db: Connection, holder: str) -> list[tuple[str, int]]:
+        """Return the runs of an executor with their fences."""
+        rows = db.rows("SELECT id, fence FROM runs WHERE holder = ?", holder)
+        return [tuple(row) for row in rows]
 
     # ------------------------------------------------------------ cleaning
 

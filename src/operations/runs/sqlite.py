@@ -44,6 +44,8 @@ class SQLiteConnection:
         self._version: Any = None
         self._now = 0
 
+    is_lost = False
+
     def begin(self, *, writes: bool) -> None:
         """Begin a transaction; one that writes waits until no other does."""
         self._connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -113,7 +115,7 @@ class SQLiteDatabase:
     """
 
     blob = "BLOB"
-    lock = skip_locked = ""
+    lock = share = skip_locked = ""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -130,7 +132,7 @@ class SQLiteDatabase:
         self.path.touch(mode=0o600)
         return SQLiteConnection(self, writes=writes)
 
-    def lock_lanes(self, connection: Connection) -> None:
+    def lock_all(self, connection: Connection, name: str) -> None:
         """Do nothing: only one transaction writes at a time."""
 
     def now(self) -> int:

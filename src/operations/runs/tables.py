@@ -101,17 +101,32 @@ _TABLES: Final = (
 
 def create_tables(database: Database, connection: Connection) -> int:
     """Create the tables that are missing; return the version of the tables, which may be newer than `VERSION`."""
+    found = _version(connection)
+    if found >= VERSION:
+        # The user of the database may not be allowed to create tables.
+        return found
     connection.begin(writes=True)
     try:
+        database.lock_all(connection, "tables")
         for sql in _TABLES:
             connection.count(sql.format(blob=database.blob))
         connection.count(
             "INSERT INTO meta (name, value) VALUES ('version', ?) ON CONFLICT (name) DO NOTHING",
             str(VERSION),
         )
-        ((found,),) = connection.rows("SELECT value FROM meta WHERE name = 'version'")
         connection.commit()
     except BaseException:
         connection.rollback()
         raise
+    return _version(connection)
+
+
+def _version(connection: Connection) -> int:
+    """Return the version of the tables; 0 if there are none."""
+    connection.begin(writes=False)
+    try:
+        ((found,),) = connection.rows("SELECT value FROM meta WHERE name = 'version'")
+    except Exception:  # noqa: BLE001 - each database has its own error for a missing table
+        found = 0
+    connection.rollback()
     return int(found)

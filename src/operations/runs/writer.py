@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from operations.base.errors import CallError, ErrorCode, retrieve_exception
+from operations.base.errors import CallError, ErrorCode, TransportError, retrieve_exception
 from operations.base.logs import LogThrottle
 from operations.runs.database import Connection
 
@@ -120,6 +120,7 @@ class TransactionThread:
 
     def _transact(self, connection: Connection | None, jobs: list[_Job]) -> Connection | None:
         """Run the jobs in one transaction; each in its own if one of them fails."""
+        was_open = connection is not None
         try:
             if connection is None:
                 connection = self._connect()
@@ -128,9 +129,15 @@ class TransactionThread:
                 job.result = job.function(connection)
             connection.commit()
         except Exception as error:  # noqa: BLE001 - each caller receives it
+            # Whether the jobs are stored is not known: they must not run again.
+            is_unknown = isinstance(error, TransportError)
             if connection is not None:
                 connection.rollback()
-            if len(jobs) > 1 and connection is not None:
+            if was_open and connection is not None and connection.is_lost and not is_unknown:
+                # Nothing is stored: the server may have been restarted since the last transaction.
+                connection.close()
+                return self._transact(None, jobs)
+            if len(jobs) > 1 and connection is not None and not is_unknown:
                 for job in jobs:
                     connection = self._transact(connection, [job])
                 return connection
