@@ -198,7 +198,11 @@ class PostgresServer(Broker):
         return str(Path(found.origin).parent / "pginstall" / "bin" / name)
 
     def command(self) -> list[str]:
-        options = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}", *self.options)
+        options = (
+            "listen_addresses=127.0.0.1",
+            f"unix_socket_directories={self.folder}",
+            *self.options,
+        )
         return [
             *(self.program("postgres"), "-D", f"{self.folder}/data", "-p", str(self.port)),
             *(part for option in options for part in ("-c", option)),

@@ -46,9 +46,7 @@ def crash(folder: Path, url: str, operation_id: str, number: int, moment: str) -
     return outcome
 
 
-def crashes(
-    folder: Path, new_url: Callable[[], str], operation_id: str, moment: str
-) -> list[str]:
+def crashes(folder: Path, new_url: Callable[[], str], operation_id: str, moment: str) -> list[str]:
     """Kill a process at each commit of a run; return the outcomes."""
     outcomes: list[str] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:

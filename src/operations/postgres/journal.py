@@ -232,7 +232,9 @@ class PostgresDatabase:
 
     def lock_all(self, connection: Any, name: str) -> None:
         """Let no other process do something before the commit."""
-        connection.rows("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", f"operations {name}")
+        connection.rows(
+            "SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", f"operations {name}"
+        )
 
     def committing(self) -> None:
         """Do nothing. Called before each commit; tests kill the process here."""

@@ -176,9 +176,7 @@ class Journal:
 
     def _has_lease(self, db: Connection, holder: str) -> bool:
         """Return whether an executor has a lease, which nobody takes over before the commit."""
-        return bool(
-            db.rows(f"SELECT 1 FROM executors WHERE id = ?{self._database.share}", holder)
-        )
+        return bool(db.rows(f"SELECT 1 FROM executors WHERE id = ?{self._database.share}", holder))
 
     def claim(
         self, db: Connection, holder: str, most: int
@@ -496,7 +494,9 @@ class Journal:
 
     def approvals(self, db: Connection) -> list[tuple[str, str]]:
         """Return the runs that wait for approvals, each with the id of the approval."""
-        rows = db.rows("SELECT run, request FROM questions WHERE kind = 'approval' AND answer IS NULL")
+        rows = db.rows(
+            "SELECT run, request FROM questions WHERE kind = 'approval' AND answer IS NULL"
+        )
         return [(run_id, _decode(request)["approval"]) for run_id, request in rows]
 
     # ------------------------------------------------------------ decisions
