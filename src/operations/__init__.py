@@ -1,5 +1,7 @@
 """Typed operations: functions, HTTP endpoints and MCP tools with one way to call and one result."""
 
+from typing import TYPE_CHECKING
+
 from operations.base.errors import (
     CallError,
     ErrorCode,
@@ -10,6 +12,7 @@ from operations.base.errors import (
     TransportError,
     map_error,
 )
+from operations.base.lazy import lazily
 from operations.contract.access import AccessControl, Identity, check_access, enforce_access
 from operations.contract.channel import CallerChannel
 from operations.contract.context import OperationContext, OperationEnv
@@ -70,6 +73,11 @@ from operations.sources.local import ScanResult, scan_operations
 
 __version__ = "0.2.0"
 
+if TYPE_CHECKING:
+    from operations.server.script import run
+
+_find = lazily(__name__, {"operations.server.script": "run"})
+
 _ELSEWHERE = {
     "agents": "Toolbox",
     "authority": "ApprovalRule Authority Grants Ledger narrow new_block",
@@ -94,7 +102,7 @@ def __getattr__(name: str) -> object:
             raise ImportError(
                 f"{name} is in operations.{module}: from operations.{module} import {name}"
             )
-    raise AttributeError(f"module 'operations' has no attribute {name!r}")
+    return _find(name)
 
 
 __all__ = [
@@ -166,6 +174,7 @@ __all__ = [
     "map_error",
     "mcp_envelope",
     "operation",
+    "run",
     "scan_operations",
     "schema_for",
     "subscribe",

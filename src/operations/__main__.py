@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_streams()
-    is_server = bool(tokens) and tokens[0] in ("serve", "work")
+    is_server = bool(tokens) and tokens[0] in ("dev", "serve", "work")
     if is_server and receives_signals() and hasattr(signal, "SIGHUP"):
         # SIGHUP reloads the config once it is served. Until then it must not end the process. A handler does so, unlike
         # `SIG_IGN`, without effect on the programs that the process starts.

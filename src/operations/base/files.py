@@ -20,6 +20,14 @@ _PLAIN_NAME = re.compile(r"[\w.+-]+")
 _MAX_BYTES = 4 << 20
 
 
+def modified_at(path: Path) -> int | None:
+    """Return the modification time of a file; None if it does not exist, also because its name contains NUL."""
+    try:
+        return path.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
 def read_small(path: Path) -> bytes:
     """Return the content of a config, a secret or another file that a config names.
 

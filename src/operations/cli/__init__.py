@@ -27,6 +27,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "runs": ("runs:runs_app", "See, cancel, answer and retry calls that run on their own."),
     },
     "Serve": {
+        "dev": ("serve:dev", "Serve a file while you write it, and import saved changes at once."),
         "serve": (
             "serve:serve",
             "Serve all operations over HTTP, MCP and WebSocket, with a console.",

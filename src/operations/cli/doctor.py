@@ -185,7 +185,7 @@ async def _check_all(common: Common, report: Report) -> None:
         for issue in error.issues:
             report("config", "failed", str(issue))
         return
-    report("config", "ok", str(file.path))
+    report("config", "ok", str(file.origin))
     if unused := unused_public_url(file):
         report("serve.public_url", "warning", unused)
     has_secrets = _check_secrets(file, report)

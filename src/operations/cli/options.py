@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import wraps
@@ -367,6 +367,19 @@ class Common:
 DEFAULTS = Common()
 
 
+def of_file(common: Common, file: Path | None) -> Common:
+    """Return the options of a command whose first argument may name the config, or a Python file.
+
+    Raises:
+        OperationsError: If it is named twice.
+    """
+    if file is None:
+        return common
+    if common.config is not None:
+        raise OperationsError(f"name either {file} or --config {common.config}, not both")
+    return replace(common, config=file)
+
+
 def complete_ids(_context: object) -> list[str]:
     """Return the stored ids of the config for the current folder, for shell completion."""
     with suppress(ConfigError, OSError):
@@ -469,6 +482,7 @@ async def open_session(
     file: ConfigFile | None = None,
     wait: bool = True,
     works: bool = False,
+    develops: bool = False,
 ) -> AsyncGenerator[Hub]:
     """Open the hub of a command for the duration of an `async with` block.
 
@@ -479,6 +493,7 @@ async def open_session(
         file: The config of a server, which is already loaded.
         wait: Whether to wait for the sources, and report those that cannot be opened.
         works: Whether to work on runs, as a server does.
+        develops: Whether changed modules are imported again.
 
     Raises:
         ConfigError: If the config is missing or wrong.
@@ -486,7 +501,9 @@ async def open_session(
     if file is not None and _is_quiet(file, common):
         # Commands report their sources, but not a trace that a server cannot write.
         logging.getLogger("operations.hub.journal").setLevel(logging.WARNING)
-    opened = open_hub(file or common.load(), wanted, wait=30 if wait else 0, works=works)
+    opened = open_hub(
+        file or common.load(), wanted, wait=30 if wait else 0, works=works, develops=develops
+    )
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():

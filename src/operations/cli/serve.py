@@ -1,7 +1,8 @@
-"""`operations serve`: serve the operations of a config to external callers."""
+"""`operations serve` and `dev`: serve the operations of a config or a Python file to external callers."""
 
 import logging
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -14,6 +15,7 @@ from operations.cli.options import (
     Common,
     Screen,
     command,
+    of_file,
     open_session,
     reporting_sources,
     settle,
@@ -30,9 +32,13 @@ from operations.server.http11.running import GRACE, is_loopback, listen
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
+LOOPBACK = "127.0.0.1"
+
 
 @command
 async def serve(
+    file_: Annotated[Path | None, Parameter(name="FILE")] = None,
+    /,
     *,
     host: str | None = None,
     port: Annotated[int | None, PORT] = None,
@@ -44,6 +50,8 @@ async def serve(
     """Serve all operations until Ctrl-C: as an HTTP API, over MCP and WebSocket, with a web console.
 
     Args:
+        file_: A Python file with operations, or a config; by default the nearest operations.toml. A file uses the
+            operations.toml beside it.
         host: The address to listen on, instead of the config's.
         port: The port, instead of the config's; 0 selects a free port.
         entry_point: Serve only this entry point; may be repeated.
@@ -51,6 +59,7 @@ async def serve(
         as_: With --stdio: the caller of [access.keys] that makes the calls; by default no identity.
         common: Options of every command.
     """
+    common = of_file(common, file_)
     file, process = common.load(), Process.inherited()
     screen = common.screen(file)
     if serving.is_shared(file) and process is None and not stdio:
@@ -88,6 +97,74 @@ async def serve(
             if process is None:
                 screen.note("closing ...")
             return None
+
+
+@command
+async def dev(
+    file_: Annotated[Path | None, Parameter(name="FILE")] = None,
+    /,
+    *,
+    port: Annotated[int | None, PORT] = None,
+    common: Common = DEFAULTS,
+) -> None:
+    """Serve operations to yourself while you write them, and import saved changes at once.
+
+    A version with an error is shown here and in the console, and the previous one stays in use. Running calls continue.
+    Callers see the text of unexpected errors. Only this machine can connect.
+
+    Args:
+        file_: A Python file with operations, or a config; by default the nearest operations.toml. A file uses the
+            operations.toml beside it.
+        port: The port, instead of the config's; 0 selects a free port.
+        common: Options of every command.
+    """
+    common = of_file(common, file_)
+    file = common.load()
+    screen = common.screen(file)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(writing_logs(file, verbose=common.verbose))
+        opened = open_session(common, screen, file=file, wait=False, works=True, develops=True)
+        hub = await stack.enter_async_context(opened)
+        config = serving.listen_config(file, LOOPBACK, port)
+        entry_points = ("http", "mcp", "websocket", "console")
+        app = serving.build_app(hub, entry_points=entry_points, host=LOOPBACK)
+        async with serving.listening(app, config, "serve") as url:
+            with shutdown_event() as shutdown:
+                hub.on_outcome = _Outcomes(hub, screen).report
+                await stack.enter_async_context(following(hub))
+                await settle(hub, screen, common)
+                if hub.problem is not None:
+                    screen.failed(f"the code cannot be used yet:\n{hub.problem}")
+                announce(url, entry_points, hub, screen)
+                screen.note("saved changes are served at once; press Ctrl-C to stop")
+                await shutdown.wait()
+
+
+class _Outcomes:
+    """Reports what each change of the files has led to."""
+
+    def __init__(self, hub: Hub, screen: Screen) -> None:
+        self._hub = hub
+        self._screen = screen
+        self._ids = self._offered()
+
+    def report(self) -> None:
+        """Print which operations were added and removed, or why the previous version stays."""
+        if self._hub.problem is not None:
+            message = f"the previous version stays in use:\n{self._hub.problem}"
+            self._screen.failed(message)
+            return
+        before, self._ids = self._ids, self._offered()
+        changes = [
+            f"{word} {', '.join(sorted(ids)[:5])}{' ...' if len(ids) > 5 else ''}"
+            for word, ids in (("added", self._ids - before), ("removed", before - self._ids))
+            if ids
+        ]
+        words = "; ".join([f"reloaded: {counted(len(self._ids), 'operation')}", *changes])
+        self._screen.note(words, "green")
+
+    def _offered(self) -> set[str]:
+        return {each for source in self._hub.sources for each in source.operations}
 
 
 async def _serve_shared(

@@ -6,13 +6,13 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import msgspec
 
-from operations.base.files import expanded, read_small
+from operations.base.files import expanded, modified_at, read_small
 from operations.base.json.values import is_list, is_object, object_of, unescape
 from operations.base.types import JSONObject
 from operations.config.checks import ConfigError, ConfigIssue, KeyLines, Wording, check, written
@@ -31,7 +31,6 @@ __all__ = [
     "enforce_trusted",
     "find_config",
     "load_config",
-    "modified_at",
     "parse_config",
 ]
 
@@ -51,16 +50,24 @@ class ConfigFile:
         config: The contents of the file.
         path: The file; None if there is no file and all values are the defaults.
         modified: The modification time of the file just before it was read; None if there is no file.
+        program: The Python file that was given instead of a config. The `operations.toml` beside it is the config, if
+            there is one.
     """
 
     config: Config = field(default_factory=config_class())
     path: Path | None = None
     modified: int | None = field(default=None, compare=False)
+    program: Path | None = None
+
+    @property
+    def origin(self) -> Path | None:
+        """The file that was given, from which this config can be read again."""
+        return self.program or self.path
 
     @property
     def folder(self) -> Path:
         """The folder that paths are relative to."""
-        return Path.cwd() if self.path is None else self.path.parent
+        return Path.cwd() if self.origin is None else self.origin.parent
 
     def resolve(self, path: str) -> Path:
         """Return a path of the file as an absolute path."""
@@ -151,7 +158,7 @@ class ConfigFile:
             key: The key that names it, in dotted form if none of its parts contains a dot.
         """
         path = tuple(key.split(".")) if isinstance(key, str) and key else key or ()
-        place = _shown(self.path or Path(FILE_NAME))
+        place = _shown(self.path or self.program or Path(FILE_NAME))
         line = self._line(path) if path else None
         return ConfigError(
             [ConfigIssue(place, line, key if isinstance(key, str) else written(key), message)]
@@ -210,12 +217,16 @@ def enforce_trusted(path: Path) -> None:
 
 
 def load_config(path: Path) -> ConfigFile:
-    """Read a config file: TOML, or an `mcp.json`, which contains only MCP servers.
+    """Read a config file: TOML, an `mcp.json`, which contains only MCP servers, or a Python file.
+
+    The config of a Python file is the `operations.toml` beside it, with the file as one of its `modules`.
 
     Raises:
         ConfigError: With all errors, each with its line and key.
     """
     path = path.absolute()
+    if path.suffix == ".py":
+        return _load_program(path)
     modified, text = modified_at(path), _text(path)
     if path.suffix == ".json":
         config = config_class()(mcp_json=(path.name,))
@@ -228,12 +239,19 @@ def load_config(path: Path) -> ConfigFile:
     return ConfigFile(config=parse_config(text, path), path=path, modified=modified)
 
 
-def modified_at(path: Path) -> int | None:
-    """Return the modification time of a file; None if it does not exist, also because its name contains NUL."""
-    try:
-        return path.stat().st_mtime_ns
-    except (OSError, ValueError):
-        return None
+def _load_program(path: Path) -> ConfigFile:
+    """Return the config of a Python file."""
+    if not path.is_file():
+        raise ConfigFile(path=path).error("there is no such file.")
+    beside = path.with_name(FILE_NAME)
+    if not beside.is_file():
+        return ConfigFile(config=config_class()(modules=(path.name,)), program=path)
+    file = load_config(beside)
+    listed = (file.resolve(each) for each in file.config.modules)
+    if path not in listed:
+        config = replace(file.config, modules=(path.name, *file.config.modules))
+        file = replace(file, config=config)
+    return replace(file, program=path)
 
 
 def parse_config(text: str, path: Path) -> Config:

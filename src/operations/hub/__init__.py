@@ -21,6 +21,7 @@ from anyio import move_on_after
 
 from operations.authority.grants import PREFIX, GrantError
 from operations.base.errors import CallError, ErrorCode, OperationsError, operation_not_found
+from operations.base.files import expanded
 from operations.base.tasks import cancel_tasks
 from operations.base.text import suggestion
 from operations.config import FILE_NAME, ConfigFile, load_config
@@ -40,6 +41,7 @@ from operations.hub.opening import (
     runs_of,
     sources_of,
 )
+from operations.hub.place import HubPlace
 from operations.hub.source import (
     ALL,
     Source,
@@ -52,6 +54,7 @@ from operations.hub.source import (
 from operations.hub.supervisor import Supervisor
 from operations.recorder.audit import Audit, AuditConfig, AuditFile
 from operations.registry.registry import OperationRegistry
+from operations.sources.code import Code
 from operations.sources.contract import Opened
 from operations.telemetry.config import TelemetryConfig
 from operations.tools.config import ToolConfig
@@ -97,6 +100,13 @@ class Hub:
         """The settings of `[tools]`."""
         self.file_times = times_read(file)
         """The modification times of the files that this hub was built from."""
+
+        self.code: Code | None = None
+        """The code of the modules, if it is imported again when it changes."""
+        self.problem: str | None = None
+        """Why the current version of the files cannot be used, so that the previous one stays in effect."""
+        self.on_outcome: Callable[[], object] = lambda: None
+        """Called after each attempt to apply changed files."""
 
         self.resolvers: list[Any] = []
         self.fronts: list[Front] = []
@@ -419,6 +429,19 @@ class Hub:
         raise self.file.error(f"there is no caller {name!r} in [access.keys].{hint}")
 
 
+def load_code(hub: Hub, file: ConfigFile) -> bool:
+    """Import the current version of the modules of a config; return whether it can be used."""
+    place = HubPlace(file)
+    with place.importing():
+        paths = [place.folder / expanded(each) for each in file.config.modules]
+        sources = zip(paths, file.config.modules, strict=True)
+        is_usable = hub.code is not None and hub.code.load(
+            path if path.exists() else name for path, name in sources
+        )
+    hub.problem = None if hub.code is None else hub.code.problem
+    return is_usable
+
+
 def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:
     """Return the settings of `[tools]`, by pattern."""
     return {
@@ -444,6 +467,7 @@ async def open_hub(
     *,
     wait: float | None = 30,
     works: bool = False,
+    develops: bool = False,
 ) -> AsyncGenerator[Hub]:
     """Open the sources of a config and keep them connected for the duration of an `async with` block.
 
@@ -454,10 +478,13 @@ async def open_hub(
         wanted: The sources to open; by default all.
         wait: Seconds to wait for each source to connect or fail before the block begins.
         works: Whether to work on the runs of `[runs]`, as a server does; otherwise they are only started and read.
+        develops: Whether `operations.hub.reloading.following` imports changed modules again.
 
     Raises:
         ConfigError: If the file cannot be used.
     """
+    # Before anything of the operator is imported.
+    code = Code() if develops else None
     file = config if isinstance(config, ConfigFile) else load_config(Path(config))
     settings, lazy = file.config, _LazySources()
     async with opened_authority(file) as authority:
@@ -471,6 +498,9 @@ async def open_hub(
         hub = lazy.hub = Hub(registry, file, wanted, _build_app)
         # Close the sources also if opening is interrupted.
         async with aclosing(hub), aclosing(registry), AsyncExitStack() as stack:
+            if code is not None:
+                hub.code = code
+                load_code(hub, file)
             _start_audit(hub, stack)
             _start_telemetry(hub, stack)
             if settings.setup is not None:

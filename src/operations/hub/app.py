@@ -123,10 +123,14 @@ def build_app(
     """
     file, config = hub.file, hub.file.config
     options = file.options(ServerConfig, config.serve)
+    has_several_processes = is_shared(file) and hub.code is None
+    if hub.code is not None:
+        # The caller is the person who writes the code.
+        options["expose_errors"] = True
     if entry_points is not None:
         for name in ("mcp", "websocket", "console"):
             options[name] = name in entry_points and (options[name] or True)
-    if is_shared(file) and options["mcp"]:
+    if has_several_processes and options["mcp"]:
         options["mcp"] = replace(ServerConfig(**options).mcp_settings, stateless=True)
     access = config.access
     issuers = access.authorization_servers
@@ -146,7 +150,7 @@ def build_app(
         timeout=config.limits.timeout,
     )
     hub.fronts.append(app.state.pipeline.front)
-    app.state.sessions.is_offered = not is_shared(file)
+    app.state.sessions.is_offered = not has_several_processes
     streams = app.state.pipeline.front.open_streams
     hub.serve_authority(lambda: not streams.is_closing)
     # Calls that wait for approval end when the server shuts down.

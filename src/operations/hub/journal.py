@@ -28,7 +28,7 @@ def journal_path(file: ConfigFile) -> Path:
     """Return the path of the file for the calls of a config."""
     if file.config.trace.file is not None:
         return file.resolve(file.config.trace.file)
-    name = sha256(os.fsencode(file.path or file.folder)).hexdigest()[:16]
+    name = sha256(os.fsencode(file.origin or file.folder)).hexdigest()[:16]
     return state_folder() / f"{name}.jsonl"
 
 

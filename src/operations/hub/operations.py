@@ -170,7 +170,7 @@ async def readiness(hub: Hub) -> bool | JSONObject:
     A hub is not ready either while its sources connect for the first time: its operations are not complete.
 
     If they cannot be written, `state` stands for the store of grants and approvals, `ledger` for the ledger, and
-    `runs` for the store of runs.
+    `runs` for the store of runs. A development server adds why the files cannot be used, as `problem`.
     """
     absent, authority = [source.name for source in hub.absent()], hub.registry.authority
     if not await authority.store.check():
@@ -180,13 +180,15 @@ async def readiness(hub: Hub) -> bool | JSONObject:
     if hub.registry.run_store is not None and not await hub.registry.run_store.works():
         absent.append("runs")
     if not absent:
-        return True
+        return True if hub.code is None else {"status": "ok", "problem": hub.problem}
     # These operations are always registered.
     own = ("hub", "approvals", "runs")
     is_useless = hub.is_starting or all(
         spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs()
     )
-    return {"status": "unavailable" if is_useless else "degraded", "disconnected": absent}
+    status = "unavailable" if is_useless else "degraded"
+    problem = {} if hub.code is None else {"problem": hub.problem}
+    return {"status": status, "disconnected": absent, **problem}
 
 
 # ------------------------------------------------------------ workers

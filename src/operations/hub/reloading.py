@@ -11,9 +11,10 @@ from pathlib import Path
 from anyio import move_on_after
 
 from operations.base.errors import OperationsError
+from operations.base.files import modified_at
 from operations.base.tasks import cancel_tasks, receives_signals
-from operations.config import Config, ConfigError, ConfigFile, load_config, modified_at
-from operations.hub import Hub, tools_of
+from operations.config import Config, ConfigError, ConfigFile, load_config
+from operations.hub import Hub, load_code, tools_of
 from operations.hub.opening import Access, can_sign_in, serves_anonymous, sources_of
 from operations.hub.source import (
     Source,
@@ -31,6 +32,10 @@ logger = logging.getLogger("operations.hub")
 _POLL_SECONDS = 1.0
 _SETTLE_SECONDS = 0.3
 
+_CODE_POLL_SECONDS = 0.2
+_CODE_SETTLE_SECONDS = 0.05
+"""The same for a hub whose code changes: a person waits for the result."""
+
 _MAX_SETTLE_SECONDS = 10.0
 
 _LIVE = frozenset({"mcp_json", "access", "limits", "tools"})
@@ -44,14 +49,19 @@ async def reload(hub: Hub) -> None:
         ConfigError: If the file cannot be used; the hub is then unchanged.
     """
     async with hub.changing:
-        if hub.file.path is not None:
+        if hub.file.origin is not None:
             await _written(hub)
-            await _apply(hub, hub.file.path)
+            await _apply(hub, hub.file.origin)
 
 
 async def _apply(hub: Hub, path: Path) -> None:
     hub.file_times = file_times(hub.file)
+    # The code is read even if the file cannot be used, so that it is not read again until it changes.
+    if hub.code is not None and hub.code.has_changed:
+        load_code(hub, hub.file)
     old, new = hub.file, load_config(path)
+    if hub.code is not None and old.config.modules != new.config.modules:
+        load_code(hub, new)
     times = times_read(new)
     _enforce_listings(hub, new)
     limits, tools = limits_of(new), tools_of(new)
@@ -83,7 +93,9 @@ async def _apply(hub: Hub, path: Path) -> None:
         hub.file, hub.file_times = old, dict.fromkeys(hub.file_times)
         raise
     _warn_of_ineffective(hub, old)
-    logger.info("%s was read again", new.path)
+    # A person who develops sees the outcome instead.
+    level = logging.INFO if hub.code is None else logging.DEBUG
+    logger.log(level, "%s was read again", new.origin)
 
 
 def _warn_of_ineffective(hub: Hub, old: ConfigFile) -> None:
@@ -92,7 +104,7 @@ def _warn_of_ineffective(hub: Hub, old: ConfigFile) -> None:
     added = new.config.tools.keys() - old.config.tools.keys()
     for pattern in sorted(added & hub.tools.unmatched) if not hub.absent() else ():
         logger.warning('[tools."%s"] matches no operation', pattern)
-    stale = _stale(old.config, new.config)
+    stale = _stale(hub, old.config, new.config)
     if can_sign_in(new) > can_sign_in(old):
         stale.append("access")
     if stale:
@@ -114,9 +126,13 @@ def _enforce_listings(hub: Hub, file: ConfigFile) -> None:
             ) from error
 
 
-def _stale(old: Config, new: Config) -> list[str]:
+def _stale(hub: Hub, old: Config, new: Config) -> list[str]:
     """Return the tables and keys whose changes need a restart."""
-    live = {*_LIVE, *(kind.table for kind in new.kinds)}
+    live = {
+        *_LIVE,
+        *(kind.table for kind in new.kinds),
+        *(() if hub.code is None else ("modules",)),
+    }
     names = [each.name for each in fields(new) if each.name not in live]
     pairs = {name: (getattr(old, name, None), getattr(new, name)) for name in names}
     servers = "access.authorization_servers"
@@ -128,12 +144,14 @@ def _stale(old: Config, new: Config) -> list[str]:
 
 
 async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
+    """Open, replace and close sources: modules only if a new version of their code was imported."""
+    is_new_code = hub.code is not None and hub.code.is_new
     was_enabled = {_key(each): each.is_enabled for each in sources_of(old)}
     found = filter(hub.wanted.includes, sources_of(new))
-    wanted = {_key(each): each for each in found if each.of.table}
+    wanted = {_key(each): each for each in found if each.of.table or is_new_code}
     for supervisor in list(hub.supervisors):
         known = supervisor.source
-        if not known.of.table:
+        if not known.of.table and not is_new_code:
             continue
         source = wanted.pop(_key(known), None)
         if source is None:
@@ -145,9 +163,15 @@ async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
         known.entry = source.entry
         if not is_wanted:
             await supervisor.disable()
-        elif not known.is_enabled or fingerprint(source, new) != known.made_of:
+        elif (
+            not known.is_enabled or not known.of.table or fingerprint(source, new) != known.made_of
+        ):
             supervisor.request(is_changed=True)
     await hub.open(wanted.values(), 0)
+    if hub.code is not None and is_new_code:
+        local = [each for each in hub.supervisors if not each.source.of.table]
+        await asyncio.gather(*(each.attempted() for each in local))
+        hub.code.is_new = False
 
 
 def _key(source: Source) -> tuple[str, str, str]:
@@ -194,16 +218,25 @@ def _times(hub: Hub) -> dict[Path, int | None]:
     return {path: modified_at(path) for path in hub.file_times}
 
 
+def _code_problem(hub: Hub) -> str | None:
+    """Return why the current version of the code is not in use."""
+    if hub.code is None or hub.code.problem is not None:
+        return None if hub.code is None else hub.code.problem
+    local = (each for each in hub.sources if not each.of.table)
+    return "\n".join(each.failure for each in local if each.failure is not None) or None
+
+
 async def _written(hub: Hub) -> None:
     """Wait until changed files are completely written, but not forever.
 
     An empty file, as many programs leave it for a moment, is a valid config.
     """
-    before = hub.file_times
+    before, code, now = hub.file_times, hub.code, dict[Path, int | None]()
+    pause = _SETTLE_SECONDS if code is None else _CODE_SETTLE_SECONDS
     with move_on_after(_MAX_SETTLE_SECONDS):
-        while (times := _times(hub)) != before:
-            before = times
-            await asyncio.sleep(_SETTLE_SECONDS)
+        while (times := _times(hub)) != before or (code is not None and code.times() != now):
+            before, now = times, {} if code is None else code.times()
+            await asyncio.sleep(pause)
 
 
 async def _follow(
@@ -211,21 +244,25 @@ async def _follow(
 ) -> None:
     lost = frozenset[str]()
     while True:
-        with move_on_after(_POLL_SECONDS):
+        with move_on_after(_POLL_SECONDS if hub.code is None else _CODE_POLL_SECONDS):
             await again.wait()
         # A supervisor logs why it could not open a source.
         problems = {each.label: each.problem for each in hub.sources if each.opened is not None}
         for label, is_connected in connections.items():
             problems[label] = None if is_connected() else "the connection was lost"
         lost = _log_changes(problems, lost)
-        if not again.is_set() and _times(hub) == hub.file_times:
+        has_new_code = hub.code is not None and hub.code.has_changed
+        if not again.is_set() and not has_new_code and _times(hub) == hub.file_times:
             continue
         again.clear()
         try:
             await reload(hub)
+            hub.problem = _code_problem(hub)
         except ConfigError as error:
-            logger.warning(
-                "the changed config cannot be used, so the previous one stays in effect: %s", error
-            )
+            hub.problem = str(error)
+            level = logging.WARNING if hub.code is None else logging.DEBUG
+            words = "the changed config cannot be used, so the previous one stays in effect: %s"
+            logger.log(level, words, error)
         except Exception:
             logger.exception("the config could not be read again")
+        hub.on_outcome()

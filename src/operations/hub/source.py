@@ -6,7 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from operations.config import ConfigError, ConfigFile, modified_at
+from operations.base.files import modified_at
+from operations.config import FILE_NAME, ConfigError, ConfigFile
 from operations.front.limits import Limits
 from operations.mcp.kind import ListedServer
 from operations.sources.contract import Opened, Skipped, SourceKind
@@ -197,7 +198,9 @@ def file_times(file: ConfigFile) -> dict[Path, int | None]:
     local = [file.resolve(each) for entry in entries for each in entry.files]
     listings = [file.resolve(each) for each in file.config.mcp_json]
     secrets = [file.resolve(secret.file) for _, secret in file.secrets() if secret.file]
-    paths = (file.path, *local, *listings, *secrets)
+    # The config of a Python file may be written later.
+    config = file.path or (file.program and file.program.with_name(FILE_NAME))
+    paths = (config, *local, *listings, *secrets)
     return {path: modified_at(path) for path in paths if path is not None}
 
 

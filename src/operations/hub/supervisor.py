@@ -281,6 +281,8 @@ class Supervisor:
     def _retire(self, opened: Opened) -> None:
         """Close an open source after its running calls have finished; it no longer updates the registry."""
         opened.detach(self._registry)
+        if opened.close is None:
+            return
         limits = (call_seconds(each, self._drain_seconds) for each in opened.operations)
         seconds = max(limits, default=self._drain_seconds)
 

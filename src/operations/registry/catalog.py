@@ -298,6 +298,11 @@ class Registrations(PipelineHost):
         return known.handler if known is not None and operation_id not in self._elsewhere else None
 
     @property
+    def has_services(self) -> bool:
+        """Whether closing this registry closes services, such as an imported API."""
+        return bool(self._services)
+
+    @property
     def has_remote(self) -> bool:
         """Whether calls of operations without a local handler go to a remote."""
         return self._remote is not None

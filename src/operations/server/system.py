@@ -226,10 +226,10 @@ class Pages:
             paths = ("", *RESOURCE_PATHS)
             self.routes |= {f"{METADATA_PATH}{path}": metadata for path in paths}
 
-    def _tag(self, state: RequestState, disconnected: Any) -> bytes:
+    def _tag(self, state: RequestState, *news: Any) -> bytes:
         """Return an ETag that changes when the set of operations that the caller may call changes."""
         revision = state.front.registry.revision
-        state_key = msgspec.json.encode([self._start, revision, state.identity, disconnected])
+        state_key = msgspec.json.encode([self._start, revision, state.identity, *news])
         return b'"' + sha256(state_key).hexdigest()[:32].encode() + b'"'
 
     async def _look(self, state: RequestState) -> JSONObject:
@@ -245,8 +245,9 @@ class Pages:
         return found if isinstance(found, dict) else {"status": "ok" if found else "unavailable"}
 
     async def _operations(self, state: RequestState) -> Reply:
-        disconnected = (await self._look(state)).get("disconnected", [])
-        tag = self._tag(state, disconnected)
+        found = await self._look(state)
+        disconnected, problem = found.get("disconnected", []), found.get("problem")
+        tag = self._tag(state, disconnected, problem)
         if matches_tag(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
         specs = sorted(visible_specs(state.front.registry, state.context), key=lambda spec: spec.id)
@@ -255,6 +256,8 @@ class Pages:
             "operations": listed,
             "hasCalls": self._graph is not None,
             "disconnected": disconnected,
+            # Only a development server has one.
+            **({} if problem is None else {"problem": problem}),
         }
         return json_reply(overview, headers=[(b"etag", tag)])
 

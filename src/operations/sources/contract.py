@@ -79,6 +79,9 @@ class Skipped:
     where: str
     reason: str
 
+    traceback: str = ""
+    """The traceback of a Python module that cannot be imported, without the lines of this library."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:

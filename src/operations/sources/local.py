@@ -10,8 +10,9 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -19,12 +20,17 @@ from importlib.machinery import ModuleSpec
 from itertools import count
 from os import PathLike
 from pathlib import Path, PurePath, PurePosixPath
+from traceback import StackSummary, TracebackException
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
+from msgspec.structs import replace
+
 from operations.base.errors import RegistrationError
+from operations.contract.context import OperationContext
 from operations.contract.functions import operation_of
-from operations.contract.specs import Operation, OperationSpec
+from operations.contract.specs import Operation, OperationSpec, OperationType
+from operations.registry.registry import OperationRegistry
 from operations.sources.contract import Skipped
 
 logger = logging.getLogger("operations")
@@ -36,6 +42,7 @@ Raises `OSError` or `LookupError` for a path that does not exist.
 """
 
 _LIBRARY = __name__.partition(".")[0]
+_FOLDER = str(Path(__file__).parent.parent)
 _SPEC_KEYS = frozenset({"name", "namespace", "type"})
 """A mapping with these keys is treated as a spec, under any name."""
 
@@ -51,6 +58,9 @@ class ScanResult:
 
     skipped: list[Skipped] = field(default_factory=list[Skipped])
 
+    registries: list[OperationRegistry] = field(default_factory=list[OperationRegistry])
+    """The registries in the modules, whose operations are among these."""
+
     def __iter__(self) -> Iterator[Operation | OperationSpec]:
         yield from self.operations
         yield from self.specs
@@ -64,10 +74,10 @@ def scan_operations(
 ) -> ScanResult:
     """Import every module of `source` and collect the operations in it.
 
-    A module offers operations as functions marked by `@operation`, as `Operation` objects, or as specs (an
-    `OperationSpec`, or its JSON) under any public name. The handler of a spec is the function `<name>_handler`; or
-    `handler`, if the spec is called `operation` or is the only
-    spec of its module; or the value of `handler` in a mapping.
+    A module offers operations as functions marked by `@operation`, as `Operation` objects, in an `OperationRegistry`,
+    or as specs (an `OperationSpec`, or its JSON) under any public name. The handler of a spec is the function
+    `<name>_handler`; or `handler`, if the spec is called `operation` or is the only spec of its module; or the value of
+    `handler` in a mapping.
 
     Args:
         source: A folder, a Python file, the name of a package, or a package.
@@ -76,6 +86,16 @@ def scan_operations(
     Raises:
         FileNotFoundError: If `source` is neither a path nor a package that can be found, or is this library.
     """
+    found = find_operations(source, read)
+    for skipped in found.skipped:
+        logger.warning("skipped %s: %s", skipped.where, skipped.reason)
+    return found
+
+
+def find_operations(
+    source: str | PathLike[str] | ModuleType, read: Read | None = None
+) -> ScanResult:
+    """As `scan_operations`, without logging what was skipped."""
     scan = _Scan()
     if not isinstance(source, ModuleType) and not str(source):
         raise FileNotFoundError("name a folder, a Python file or a package; '.' is this folder")
@@ -93,8 +113,6 @@ def scan_operations(
         scan.package(source)
     else:
         raise FileNotFoundError(f"{source!s} is neither a file, a folder nor a package")
-    for skipped in scan.result.skipped:
-        logger.warning("skipped %s: %s", skipped.where, skipped.reason)
     return scan.result
 
 
@@ -125,6 +143,20 @@ def _hint(error: BaseException, file: Path) -> str:
         f"; {wanted} lies beside it: write `from . import {wanted}` (or `from .{wanted} import ...`), "
         "or put the folder on sys.path"
     )
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an import that failed, without the lines of this library and of Python's import."""
+    found = TracebackException.from_exception(error, compact=True)
+    for each in (found, found.__cause__, found.__context__):
+        if each is not None:
+            own = [frame for frame in each.stack if not _is_internal(frame.filename)]
+            each.stack = StackSummary.from_list(own)
+    return "".join(found.format()).strip()
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith(("<frozen importlib", _FOLDER)) or file == importlib.__file__
 
 
 class _Reader(MetaPathFinder, InspectLoader):
@@ -170,6 +202,12 @@ class _Reader(MetaPathFinder, InspectLoader):
 
 
 _scans = count()
+_importing = ContextVar("_importing", default=False)
+
+
+def is_importing() -> bool:
+    """Return whether this code runs because a scan imports its module."""
+    return _importing.get()
 
 
 def _make_package(name: str, root: str) -> None:
@@ -186,6 +224,32 @@ def _walk(folder: PurePath, read: Read) -> Iterator[PurePath]:
             yield from _walk(folder / name, read)
         elif name.endswith(".py"):
             yield folder / name
+
+
+def _of_registry(known: Operation, registry: OperationRegistry) -> Operation:
+    """Return an operation that can be called in another registry as in its own."""
+    if known.output is None and registry.output != "cast":
+        known = replace(known, output=registry.output)
+    if known.calls is None and registry.calls:
+        known = replace(known, calls=registry.calls)
+    operation_id, is_plain = known.spec.id, not (registry.observed or registry.has_remote)
+    if known.spec.type is OperationType.SUBSCRIPTION:
+        if is_plain and not registry.stream_middleware:
+            return known
+
+        async def subscribe(input: Any, context: OperationContext) -> AsyncIterator[Any]:
+            async with aclosing(registry.subscribe(operation_id, input, context)) as items:
+                async for item in items:
+                    yield item
+
+        return replace(known, handler=subscribe, blocking=None, reader=None)
+    if is_plain and not registry.middleware:
+        return known
+
+    async def execute(input: Any, context: OperationContext) -> Any:
+        return await registry.execute(operation_id, input, context)
+
+    return replace(known, handler=execute, blocking=None, reader=None)
 
 
 class _Scan:
@@ -247,18 +311,25 @@ class _Scan:
                     self._module(found.name, found.name)
 
     def _module(self, name: str, where: str) -> ModuleType | None:
+        token = _importing.set(True)
         try:
             module = importlib.import_module(name)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a module may fail, or exit, in any way it likes
-            self._skip(where, f"{type(error).__name__}: {error}{_hint(error, Path(where))}")
+            reason = f"{type(error).__name__}: {error}{_hint(error, Path(where))}"
+            self.result.skipped.append(Skipped(where, reason, _traceback(error)))
             return None
+        finally:
+            _importing.reset(token)
         self._collect(module, where)
         return module
 
     def _collect(self, module: ModuleType, where: str) -> None:
         specs: dict[str, Any] = {}
+        for value in tuple(vars(module).values()):
+            if isinstance(value, OperationRegistry) and value not in self.result.registries:
+                self._add_registry(value, where)
         for name, value in tuple(vars(module).items()):
             try:
                 found = operation_of(value)
@@ -267,7 +338,10 @@ class _Scan:
                 self._skip(f"{where}: {name}", f"{type(error).__name__}: {error}")
                 continue
             if found is not None:
-                self._add(found, found.spec.id, where)
+                if not any(
+                    each.registered(found.spec.id) is found for each in self.result.registries
+                ):
+                    self._add(found, found.spec.id, where)
             elif is_spec:
                 specs[name] = value
             elif isinstance(value, type) and value.__module__ == module.__name__:
@@ -277,6 +351,15 @@ class _Scan:
             if handler is None and (name == "operation" or len(specs) == 1):
                 handler = vars(module).get("handler")
             self._add_spec(name, value, handler, where)
+
+    def _add_registry(self, registry: OperationRegistry, where: str) -> None:
+        """Add the operations of a registry, so that calls pass what was added to it."""
+        self.result.registries.append(registry)
+        for known in registry:
+            if registry.get_handler(known.spec.id) is None and not registry.has_remote:
+                self._add(known.spec, known.spec.id, where)
+            else:
+                self._add(_of_registry(known, registry), known.spec.id, where)
 
     def _add_spec(self, name: str, value: Any, handler: Any, where: str) -> None:
         spec = value

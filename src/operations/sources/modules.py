@@ -44,7 +44,20 @@ class LocalKind:
             except FileNotFoundError as error:
                 # The message begins with the name of the module, which is the value of the key.
                 raise place.error(f"is wrong: {error}.", ("modules", entry.number)) from None
-        return Opened(operations=found, origin=entry.name, skipped=list(found.skipped))
+        registries = [each for each in found.registries if each.has_services]
+
+        async def close() -> None:
+            for each in registries:
+                await each.aclose()
+
+        return Opened(
+            operations=found,
+            origin=entry.name,
+            skipped=list(found.skipped),
+            # Calls may use the services, so they are closed after the time limit of a call.
+            calls=lambda: len(registries),
+            close=close if registries else None,
+        )
 
 
 KIND = LocalKind()

@@ -105,6 +105,12 @@ def _list_serializer(cls: Any) -> Any:
     return type(cls.__pydantic_serializer__)(schema)
 
 
+def forget_classes() -> None:
+    """Let go of the classes that were examined: those of modules that were imported again are not used any more."""
+    _exact.clear()
+    _list_serializer.cache_clear()
+
+
 def _is_exact(cls: type) -> bool:
     known = _exact.get(cls)
     if known is None:

@@ -105,7 +105,17 @@ class Console {
     if (this.absent.textContent !== words) this.absent.textContent = words;
   }
 
-  use({ operations, hasCalls, disconnected, tag }) {
+  /** Show why a development server cannot use the files. */
+  warn(problem) {
+    const broken = document.getElementById("broken");
+    broken.hidden = problem === undefined;
+    const text = plainString(problem ?? "");
+    const lines = broken.querySelector("pre");
+    if (lines.textContent !== text) lines.textContent = text;
+  }
+
+  use({ operations, hasCalls, disconnected, problem, tag }) {
+    this.warn(problem);
     this.catalog = new Catalog(operations);
     this.links[CALLS].hidden = !hasCalls;
     this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
