@@ -20,8 +20,7 @@ from tests.limits import scaled, time_limit
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 APP, COMMANDS, SEEN, CURL, ANSWER = (
-    block
-    for _, block in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[:5]
+    block for _, block in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[:5]
 )
 """What the README shows first: the file, the commands, their output, a call and its result."""
 
