@@ -31,7 +31,7 @@ from operations.pubsub.redis.errors import CONNECTION_ERRORS, refusal
 
 logger = logging.getLogger("operations")
 
-_BLOCK = 500
+_BLOCK = 2000
 """Milliseconds that a read blocks, and the interval at which an idle worker checks for abandoned entries."""
 
 _HOT_BLOCK = int(IDLE * 1000)
@@ -47,7 +47,10 @@ _FRESH = 0.1
 """Seconds after a read in which no other worker can have claimed its entries."""
 
 _TIDY_EVERY = 30.0
-"""Seconds between two clean-ups."""
+"""Seconds between two comparisons of the clocks."""
+
+_REMOVE_EVERY = 120.0
+"""Seconds between two removals of consumers that have left."""
 
 _TIDY_AFTER = 30_000
 """Milliseconds after which a consumer that does not read counts as lost."""
@@ -365,6 +368,8 @@ class QueueReader(ReconnectingConnection):
         self._names = deque(queues)
         self._senders = {name.encode(): sender for name, sender in queues.items()}
         self._held: list[_Entry] = []
+        self._is_idle = False
+        """Whether the last read has waited in vain."""
         self._receiver = consumer
         self.batch = BatchSize(consumer.capacity)
         self._consumer = token_hex(8)
@@ -419,7 +424,7 @@ class QueueReader(ReconnectingConnection):
         # Done before the first request, because the clocks of this worker and of a new server may differ.
         self._clock = BrokerClock(partial(_time, connection))
         await self._clock.compare()
-        tidied_at = claimed_at = float("-inf")
+        tidied_at = removed_at = claimed_at = float("-inf")
         while not self._closing:
             count = await self.batch.room()
             try:
@@ -431,12 +436,17 @@ class QueueReader(ReconnectingConnection):
                     await self._deliver(connection, entries, sent_at)
                 else:
                     self.batch.reset()
+                self._is_idle = not entries
                 if now - claimed_at > _CLAIM_EVERY:
                     claimed_at = now
                     await self._take_over(connection)
                 if now - tidied_at > _TIDY_EVERY:
                     tidied_at = now
-                    await self._tidy(connection)
+                    await self._clock.compare()
+                    await self._load_scripts(connection)
+                if now - removed_at > _REMOVE_EVERY:
+                    removed_at = now
+                    await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
             except ResponseError as error:
                 if "NOGROUP" not in str(error) and not isinstance(error, NoScriptError):
                     raise TransportError(f"Redis: {refusal(error)}") from error
@@ -448,7 +458,7 @@ class QueueReader(ReconnectingConnection):
         A read that waits returns only one entry, so that a burst is distributed among all idle workers.
         """
         names = self._names
-        if not self._held and len(names) > 1:
+        if not self._held and len(names) > 1 and not self._is_idle:
             # The count of a read applies to each stream; the script limits the total.
             names.rotate(-1)
             command = (_READ_SHA, *self._keys(), self._consumer, count)
@@ -471,8 +481,12 @@ class QueueReader(ReconnectingConnection):
 
         Entries are claimed one by one, because one of them may have killed the worker.
         """
-        command = ("EVAL", _TAKE_OVER, *self._keys(), self._consumer, _CLAIM_AFTER)
-        while not self._closing and await self.batch.room():
+        names = self._names
+        # An entry is deleted when it starts, so that the queues of an idle group are empty.
+        answer = await ask(connection, "XREAD", "COUNT", 1, "STREAMS", *names, *("0" for _ in names))
+        filled = [queue for queue, _ in answer or ()]
+        command = ("EVAL", _TAKE_OVER, len(filled), *filled, self._consumer, _CLAIM_AFTER)
+        while filled and not self._closing and await self.batch.room():
             entries = _entries(await ask(connection, *command))
             if not entries:
                 return
@@ -500,12 +514,6 @@ class QueueReader(ReconnectingConnection):
         await self.batch.begun(len(entries), began)
         for command in commands:
             await ask(connection, *command, is_sent=True)
-
-    async def _tidy(self, connection: Any) -> None:
-        """Compare the clocks, load the scripts, and remove the consumers of workers that have left."""
-        await self._clock.compare()
-        await self._load_scripts(connection)
-        await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
 
 
 async def _time(connection: Any) -> float:
