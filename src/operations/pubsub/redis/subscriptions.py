@@ -483,7 +483,9 @@ class QueueReader(ReconnectingConnection):
         """
         names = self._names
         # An entry is deleted when it starts, so that the queues of an idle group are empty.
-        answer = await ask(connection, "XREAD", "COUNT", 1, "STREAMS", *names, *("0" for _ in names))
+        answer = await ask(
+            connection, "XREAD", "COUNT", 1, "STREAMS", *names, *("0" for _ in names)
+        )
         filled = [queue for queue, _ in answer or ()]
         command = ("EVAL", _TAKE_OVER, len(filled), *filled, self._consumer, _CLAIM_AFTER)
         while filled and not self._closing and await self.batch.room():
