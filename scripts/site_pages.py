@@ -73,6 +73,7 @@ MODULES = {
     "operations.runs": {"operations.runs": ""},
     "operations.store": {"operations.store": ""},
     "operations.postgres": {"operations.postgres": ""},
+    "operations.code": {"operations.code": ""},
     "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
     "operations.sources": {
         "operations.sources": "",

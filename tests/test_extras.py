@@ -17,6 +17,7 @@ import operations
 
 MODULES = {
     "": ["calls", "pubsub.memory", "agents", "authority", "config", "openapi", "testing"],
+    "code": ["code.service"],
     "cli": ["__main__", *(f"cli.{name}" for name in ("call", "doctor", "export", "setup", "work"))],
     "jwt,server": ["server.signin.tokens"],
     "mcp": ["mcp.source.client", "mcp.source.oauth", "mcp.serving.app"],

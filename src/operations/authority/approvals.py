@@ -342,6 +342,7 @@ def _request(
         scope=rule.scope,
         created=now,
         until=now + int(rule.seconds * 1000),
+        claim=context.claim,
         **whose,
     )
 

@@ -161,6 +161,9 @@ class Ledger:
             line |= {"identity": identity.id, "issuer": identity.issuer}
             line["acting"] = identity.acting or None
         line |= {"request": context.request_id, "authority": context.authority_id}
+        if context.claim is not None:
+            # The calls of a script, as a tree.
+            line |= {"parent": context.parent_request_id, "script": context.claim.get("script")}
         try:
             with self._writing:
                 self._unwritten += 1

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from operations.base.clock import is_over, settled
 from operations.base.errors import CallError, ErrorCode
 from operations.base.text import counted
+from operations.base.types import JSONObject
 from operations.store.contract import StoreError
 from operations.store.state import LoopLocks, Store
 
@@ -96,6 +97,10 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     answered_by: str | None = None
     reason: str | None = None
+
+    claim: JSONObject | None = None
+    """What the author of the call, such as a script, claims about its reason: `by`, and for a script its digest, the
+    line of the call, and the calls before it. Shortened, with secrets masked; not part of what is approved."""
 
     confirmed: bool = False
     """Whether the caller itself confirmed the call, which is not an approval by another person."""

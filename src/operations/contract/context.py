@@ -161,6 +161,11 @@ class RunScope(Protocol):
         """Whether an earlier attempt of the run has spent the approval and the budget of this call."""
         ...
 
+    @property
+    def waited(self) -> float:
+        """The seconds for which this attempt has only waited for people, signals or a time."""
+        ...
+
     async def begin(self, operation: Any) -> "RunScope":
         """Commit that the handler of an operation begins; return the scope for the handler."""
         ...
@@ -261,6 +266,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     scope: RunScope | None = None
     """The run that the call belongs to; None outside of runs. Never sent to another process."""
 
+    claim: JSONObject | None = None
+    """What the author of the call, such as a script, claims about its reason, with `by`: shown beside a request for
+    approval and never used to decide. Nested calls inherit it; never sent to another process."""
+
     registry: Caller | None = None
     """Runs nested calls. The registry that runs the handler sets it on a copy. Set it yourself only in the context of a
     single call."""
@@ -323,6 +332,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             deadline=self.deadline if self.limit is None else self.limit.deadline,
             channel=self.channel,
             limit=self.limit,
+            claim=self.claim,
             registry=self.registry,
         )
 

@@ -83,6 +83,7 @@ class _Later:
 
     run = None
     is_admitted = True
+    waited = 0.0
 
 
 LATER: Final = cast("RunScope", _Later())

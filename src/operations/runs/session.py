@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -147,6 +148,7 @@ class Session:
         self._wakes: dict[str, float] = {}
         """When sleeps end, by the clock of the event loop."""
         self._is_idle = False
+        self._idle_since = self._idle_seconds = 0.0
         self._parking: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
 
@@ -605,6 +607,10 @@ class Session:
         if is_idle == self._is_idle:
             return
         self._is_idle = is_idle
+        if is_idle:
+            self._idle_since = monotonic()
+        else:
+            self._idle_seconds += monotonic() - self._idle_since
         self.host.lend(1 if is_idle else -1)
         if self._parking is not None:
             self._parking.cancel()
@@ -613,6 +619,11 @@ class Session:
             loop = asyncio.get_running_loop()
             delay = 0.0 if self._is_leaving else self.host.park_seconds
             self._parking = loop.call_later(delay, self._start_parking)
+
+    @property
+    def waited(self) -> float:
+        """The seconds for which the attempt has only waited."""
+        return self._idle_seconds + (monotonic() - self._idle_since if self._is_idle else 0.0)
 
     def _start_parking(self) -> None:
         if self._is_idle and not self._closed and not self._cancelled:
@@ -815,6 +826,11 @@ class HandlerScope:
         """The handle of the run."""
         return self._session.handle()
 
+    @property
+    def waited(self) -> float:
+        """The seconds for which the attempt has only waited."""
+        return self._session.waited
+
     async def begin(self, operation: Operation) -> RunScope:
         """Reject a call with the context of the handler: it would not be recorded."""
         message = (
@@ -856,6 +872,11 @@ class InlineScope:
     def run(self) -> Run:
         """The handle of the run."""
         return self._session.handle()
+
+    @property
+    def waited(self) -> float:
+        """The seconds for which the attempt has only waited."""
+        return self._session.waited
 
     async def begin(self, operation: Operation) -> RunScope:
         """Return the same scope: the call is part of the step."""

@@ -1,0 +1,44 @@
+"""The limits of scripts: the table `[code]` of `operations.toml`."""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLimits:
+    """The limits of scripts. A script that exceeds one ends, and its error names the limit."""
+
+    calls: int = 1_000
+    """The largest number of calls of one script."""
+
+    concurrent: int = 10
+    """The number of calls of one script that run at the same time; further calls wait."""
+
+    cpu: float = 10.0
+    """Seconds for which a script itself may compute."""
+
+    wall: float = 300.0
+    """Seconds that a script may take, not counting the time for which its run waits for people or sleeps."""
+
+    memory: int = 64 * MIB
+    """The memory of a script in bytes."""
+
+    output: int = MIB
+    """The largest size of the result and of the printed text of a script together, in bytes."""
+
+    script: int = 64 * 1024
+    """The largest script in bytes."""
+
+    per_caller: int = 8
+    """The number of scripts of one caller that run at the same time; further ones are rejected."""
+
+    processes: int = 16
+    """The number of scripts that run at the same time; further ones wait."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not isinstance(value, (int, float)) or value <= 0:
+                raise ValueError(f"{each.name} must be a positive number, not {value!r}")

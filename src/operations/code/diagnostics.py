@@ -1,0 +1,100 @@
+"""What is wrong with a script, for a model to act on."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from operations.base.json.values import object_of
+from operations.base.text import suggestion
+from operations.base.types import JSONObject
+from operations.code.names import Names
+from operations.contract.specs import OperationSpec
+
+MAX_DIAGNOSTICS: Final = 20
+"""The largest number of diagnostics that one check returns."""
+
+_MAX_MESSAGE: Final = 500
+
+_NO_ATTRIBUTE = re.compile(r"type `(\w+)` has no attribute `(\w+)`")
+_NO_NAME = re.compile(r"Name `(\w+)` used when not defined")
+_NO_MODULE = re.compile(r"[Cc]annot resolve imported module `([\w.]+)`")
+
+
+class Diagnostic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One error of the type check."""
+
+    line: int
+    column: int
+    message: str
+
+    hint: str | None = None
+    """What to do about it."""
+
+
+def diagnostics_of(
+    findings: Iterable[JSONObject],
+    names: Names,
+    visible: Iterable[OperationSpec],
+    *,
+    moved: int = 0,
+) -> list[Diagnostic]:
+    """Return the findings of the type checker as diagnostics, in the order of their lines.
+
+    Args:
+        findings: What the checker has reported.
+        names: The names of all operations.
+        visible: The operations that the caller may call, for suggestions.
+        moved: The lines that were put before the script for the check.
+    """
+    specs = [*visible]
+    found: list[Diagnostic] = []
+    for each in findings:
+        if each.get("severity") not in (None, "error"):
+            continue
+        place = object_of(each.get("location"))
+        message = str(each.get("message", ""))[:_MAX_MESSAGE]
+        fix = object_of(each.get("fix")).get("message")
+        found.append(
+            Diagnostic(
+                line=max(1, _number(place.get("row")) - moved),
+                column=_number(place.get("column")),
+                message=message,
+                hint=_hint(message, names, specs) or (fix if isinstance(fix, str) else None),
+            )
+        )
+    return sorted(found, key=lambda each: (each.line, each.column))[:MAX_DIAGNOSTICS]
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 1
+
+
+def _hint(message: str, names: Names, visible: list[OperationSpec]) -> str | None:
+    if found := _NO_ATTRIBUTE.search(message):
+        namespace = _namespace_of(found[1], names)
+        if namespace is not None:
+            own = [names.names[spec.id] for spec in visible if spec.id in names.names]
+            near = suggestion(found[2], (name for group, name in own if group == namespace))
+            return (near or "Find operations with code.search.").strip()
+    if found := _NO_NAME.search(message):
+        return suggestion(found[1], names.operations).strip() or (
+            "Namespaces are defined; everything else must be imported or assigned first."
+        )
+    if found := _NO_MODULE.search(message):
+        if found[1] in names.operations:
+            return f"{found[1]} is defined already: remove the import."
+        return "The sandbox has only some modules of the standard library, and no packages."
+    if "is not awaitable" in message or "Coroutine" in message or "CoroutineType" in message:
+        return "Calls return coroutines: write await before the call."
+    return None
+
+
+def _namespace_of(class_: str, names: Names) -> str | None:
+    for namespace in names.operations:
+        if class_.lower().startswith(namespace.replace("_", "").lower()) and class_.endswith(
+            "Operations"
+        ):
+            return namespace
+    return None

@@ -1,0 +1,512 @@
+"""One script: its turns in the sandbox, its calls, its clock, its end.
+
+    check -> start -> (call | clock | name)* -> result
+
+Rule 1: every call of a script is a nested call of the context of `code.run`: the pipeline checks it as any other.
+Rule 2: in a run, every call, and every value of the clock and of chance, is a recorded step, so that a later attempt
+        takes the same way.
+Rule 3: what the script says about its calls is a claim. It is shown beside an approval, never used to decide.
+"""
+
+import asyncio
+import re
+from bisect import bisect_right
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import sha256
+from secrets import token_bytes
+from time import time
+from typing import Any, Final, cast
+from uuid import UUID
+
+import msgspec
+
+from operations.base.errors import CallError, ErrorCode, operation_not_found
+from operations.base.json.values import canonical, to_json
+from operations.base.text import printable
+from operations.base.types import JSONObject
+from operations.code import stubs
+from operations.code.config import CodeLimits
+from operations.code.names import BASE_ERROR, BOUNDS, Names, parameters_of
+from operations.code.sandbox import (
+    PRINTS_TOO_MUCH,
+    Called,
+    Finished,
+    Function,
+    Looked,
+    Namespace,
+    Sandbox,
+    SandboxError,
+    Session,
+    Turn,
+    Waits,
+    instance,
+)
+from operations.code.values import to_plain
+from operations.contract.context import OperationContext, may_call
+from operations.contract.specs import OperationSpec, OperationType
+from operations.registry.registry import OperationRegistry
+
+_SLOTS: Final = (
+    "Clamped", "ConversionSyntax", "DivisionImpossible", "DivisionUndefined", "InvalidContext", "Rounded", "Subnormal",
+    "Inexact", "FloatOperation", "Underflow",
+)  # fmt: skip
+"""Classes of the interpreter that stand for the errors of calls: it has no inheritance, but these have a common base,
+and it never raises them itself."""
+
+_BASE_SLOT: Final = "DecimalException"
+
+MAX_ERRORS: Final = len(_SLOTS)
+"""The largest number of error classes that a script may name."""
+
+_PREAMBLE: Final = """\
+import decimal as _decimal
+import json as _json
+CallError = _decimal.DecimalException
+{classes}
+def error_of(error):
+    text = str(error)
+    head, separator, details = text.rpartition("\\ndetails: ")
+    if not separator:
+        head, details = text, "null"
+    code, _, message = head.partition(": ")
+    return {{"code": code, "message": message, "details": _json.loads(details)}}
+"""
+
+_MAX_CLAIM: Final = 200
+"""The largest number of characters of a line of a script, or of a value, that an approver sees."""
+
+_CLAIMED: Final = 5
+"""The number of earlier calls that an approver sees."""
+
+_SECRET = re.compile(
+    r"(?i)([\"']?[\w-]*(?:password|passwd|secret|token|api_?key|authorization|credential)[\w-]*[\"']?\s*[:=]\s*)"
+    r"(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,)}]+)"
+)
+
+
+class LimitError(CallError):
+    """A script has exceeded a limit."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(ErrorCode.RESOURCE_EXHAUSTED, message, {"limit": limit}, retryable=False)
+
+
+class Script:
+    """A script and its lines.
+
+    Args:
+        text: The source.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        data = text.encode("utf-8", "replace")
+        self._starts = [0, *(found.end() for found in re.finditer(b"\n", data))]
+        self._lines = text.split("\n")
+
+    def line_at(self, offset: int) -> int | None:
+        """Return the line of a place in bytes."""
+        return None if offset < 0 else bisect_right(self._starts, offset)
+
+    def line(self, number: int | None) -> str:
+        """Return the text of a line."""
+        if number is None or not 0 < number <= len(self._lines):
+            return ""
+        return self._lines[number - 1].strip()
+
+
+class ScriptCall:
+    """A call that the script has made."""
+
+    def __init__(self, called: Called, operation_id: str, line: int | None) -> None:
+        self.called, self.operation_id, self.line = called, operation_id, line
+        self.outcome = "not awaited"
+        self.result: Any = None
+        self.is_mutation = False
+
+
+class Execution:
+    """Runs one script.
+
+    Args:
+        script: The script.
+        context: The context of `code.run`.
+        registry: The operations.
+        names: Their names.
+        limits: The limits.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        context: OperationContext,
+        registry: OperationRegistry,
+        names: Names,
+        limits: CodeLimits,
+    ) -> None:
+        self.script = script
+        self.calls: list[ScriptCall] = []
+        self._context, self._registry, self._names, self._limits = context, registry, names, limits
+        self._named_errors = stubs.used_errors(names, script.text)
+        if len(self._named_errors) > MAX_ERRORS:
+            raise LimitError(
+                "errors",
+                f"A script may name {MAX_ERRORS} classes of errors; catch CallError and compare error_of(e)['code']",
+            )
+        self._slots = dict(zip(self._named_errors, _SLOTS, strict=False))
+        self._objects: dict[UUID, tuple[str, ...]] = {}
+        self._waiting: dict[int, ScriptCall | float] = {}
+        self._tasks: dict[int, asyncio.Task[JSONObject]] = {}
+        self._places = asyncio.Semaphore(limits.concurrent)
+        self._raised: dict[str, CallError] = {}
+        self.session: Session | None = None
+
+    @property
+    def printed(self) -> str:
+        """What the script has printed."""
+        return "" if self.session is None else self.session.printed
+
+    async def check(self, sandbox: Sandbox, source: str) -> None:
+        """Check the types of the script; run nothing of it.
+
+        Raises:
+            RejectedError: If it has errors.
+        """
+        async with sandbox.session(self._limits, f"{source}{_STOP}: Any\n") as session:
+            # The first line stops the script; the lines of the diagnostics are moved back.
+            turn = await session.start(f"{_STOP}\n{self.script.text}", {}, 0, checks=True)
+            while isinstance(turn, Called):
+                # The checker asks for a module that the script imports.
+                turn = await session.refuse()
+
+    async def run(self, sandbox: Sandbox, source: str | None) -> Any:
+        """Run the script; return its result as JSON values.
+
+        Args:
+            sandbox: The worker processes.
+            source: The stubs for the type check; None for no check.
+
+        Raises:
+            RejectedError: If the type check has found errors; then nothing has run.
+            SandboxError: If the script raises an exception.
+            CallError: If a limit is exceeded, or the error of a call that the script does not catch is one that its
+                caller has to act on.
+        """
+        async with sandbox.session(self._limits, source) as session:
+            self.session = session
+            try:
+                await session.prepare(self._preamble())
+                turn = await session.start(
+                    self.script.text, self._inputs(), self._limits.output, checks=source is not None
+                )
+                while not isinstance(turn, Finished):
+                    turn = await self._respond(session, turn)
+            except SandboxError as error:
+                raise self._failure(error) from None
+            finally:
+                await self._cancel()
+        return self._result(turn.value)
+
+    # ------------------------------------------------------------ turns
+
+    def _preamble(self) -> str:
+        names = self._names.errors
+        classes = [f"{names[code]} = _decimal.{slot}" for code, slot in self._slots.items()]
+        return _PREAMBLE.format(classes="\n".join(classes))
+
+    def _inputs(self) -> Mapping[str, Any]:
+        words = stubs.words_of(self.script.text)
+        return {
+            namespace: self._object(Namespace(), namespace)
+            for namespace in self._names.operations
+            if namespace in words
+        }
+
+    def _object(self, value: Any, *path: str) -> Any:
+        found = instance(value)
+        self._objects[found.id] = path
+        return found
+
+    async def _respond(self, session: Session, turn: Turn) -> Turn:
+        match turn:
+            case Looked():
+                return await self._look(session, turn)
+            case Called(is_host=True):
+                return await self._host(session, turn)
+            case Called():
+                return await self._call(session, turn)
+            case Waits():
+                return await self._settle(session, turn)
+            case Finished():
+                return turn
+
+    async def _look(self, session: Session, turn: Looked) -> Turn:
+        path = () if turn.target is None else self._objects.get(turn.target, ())
+        if turn.target is None and turn.name in self._names.operations:
+            # Computed by `eval`.
+            return await session.name(self._object(Namespace(), turn.name))
+        if len(path) == 1 and turn.name in self._names.operations[path[0]]:
+            return await session.name(self._object(Function(), *path, turn.name))
+        return await session.name()
+
+    async def _host(self, session: Session, turn: Called) -> Turn:
+        """Answer the clock, chance and sleep; reject everything else."""
+        line = self.script.line_at(turn.offset)
+        name, arguments = turn.name, turn.arguments
+        if name == "asyncio.sleep":
+            self._enforce_room()
+            self._waiting[turn.id] = float(arguments[0]) if arguments else 0.0
+            return await session.defer()
+        if name == "time.sleep":
+            await self._context.sleep(_seconds(arguments[0] if arguments else 0))
+            return await session.answer(None)
+        if name == "os.urandom":
+            count = int(arguments[0]) if arguments else 0
+            if not 0 <= count <= _MAX_RANDOM:
+                return await session.refuse()
+            text = await self._context.step(f"random:{line}", lambda: token_bytes(count).hex())
+            return await session.answer(bytes.fromhex(text))
+        if name in ("time.time", "datetime.now", "date.today"):
+            now = float(await self._context.step(f"clock:{line}", time))
+            moment = datetime.fromtimestamp(now, tz=UTC)
+            zone = arguments[0] if name == "datetime.now" and arguments else None
+            value: Any = now
+            if name == "datetime.now":
+                value = moment.replace(tzinfo=None) if zone is None else moment.astimezone(zone)
+            elif name == "date.today":
+                value = moment.date()
+            return await session.answer(value)
+        return await session.refuse()
+
+    def _enforce_room(self) -> None:
+        if len(self.calls) + len(self._waiting) >= 2 * self._limits.calls:
+            raise LimitError("calls", f"The script waits more than {self._limits.calls} times")
+
+    async def _call(self, session: Session, turn: Called) -> Turn:
+        path = () if turn.target is None else self._objects.get(turn.target, ())
+        if turn.name != "__call__":
+            path = (*path, turn.name)
+        if len(path) != 2:
+            what = ".".join(path) or turn.name
+            return await session.raise_error(
+                {"exc_type": "NameError", "message": f"name {what!r} is not defined"}
+            )
+        if len(self.calls) >= self._limits.calls:
+            raise LimitError("calls", f"The script makes more than {self._limits.calls} calls")
+        # An operation that is hidden from the caller and one that does not exist are the same to the script.
+        operation_id = self._names.operations[path[0]].get(path[1], ".".join(path))
+        call = ScriptCall(turn, operation_id, self.script.line_at(turn.offset))
+        self.calls.append(call)
+        self._waiting[turn.id] = call
+        return await session.defer()
+
+    async def _settle(self, session: Session, turn: Waits) -> Turn:
+        """Begin the calls for which the script waits, and give it the results that have arrived."""
+        for each in turn.ids:
+            waiting = self._waiting.pop(each, None)
+            if isinstance(waiting, ScriptCall):
+                self._tasks[each] = asyncio.Task(self._answered(waiting))
+            elif waiting is not None:
+                self._tasks[each] = asyncio.Task(self._slept(waiting))
+        pending = {each: self._tasks[each] for each in turn.ids if each in self._tasks}
+        await asyncio.wait(pending.values(), return_when=asyncio.FIRST_COMPLETED)
+        done = {each: task for each, task in pending.items() if task.done()}
+        for each in done:
+            del self._tasks[each]
+        return await session.settle({each: task.result() for each, task in done.items()})
+
+    async def _slept(self, seconds: float) -> JSONObject:
+        await self._context.sleep(_seconds(seconds))
+        return {"return_value": None}
+
+    async def _cancel(self) -> None:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()
+
+    # ------------------------------------------------------------ calls
+
+    async def _answered(self, call: ScriptCall) -> JSONObject:
+        """Make a call; return its result, or its error, for the script."""
+        async with self._places:
+            call.outcome = "begun"
+            try:
+                call.result = await self._made(call)
+            except CallError as error:
+                call.outcome = error.code
+                return self._exception(call, error)
+            call.outcome = "success"
+            return {"return_value": call.result}
+
+    async def _made(self, call: ScriptCall) -> Any:
+        operation_id, turn = call.operation_id, call.called
+        spec = self._registry.get_spec(operation_id)
+        if spec is None:
+            raise self._unknown(call)
+        call.is_mutation = spec.type is OperationType.MUTATION
+        given, bounds = parameters_of(spec).input_of(turn.arguments, turn.named)
+        if not given and not turn.arguments and not turn.named:
+            given = None if not parameters_of(spec).is_object else {}
+        value = to_plain(given, f"The input of {call.operation_id}")
+        context = self._context.changed(claim=self._claim(call))
+        if spec.type is OperationType.SUBSCRIPTION:
+            return await self._items(spec, value, bounds, context)
+        # As for every caller that is a model, input is converted if no information is lost.
+        child = context.child(operation_id).changed(lenient=True)
+        scope = context.scope
+        try:
+            envelope = await context.nest(
+                self._registry.execute(operation_id, value, child)
+                if scope is None
+                else scope.call(self._registry, operation_id, value, child)
+            )
+        except CallError as error:
+            if error.code == ErrorCode.ACCESS_DENIED and not may_call(spec, context):
+                raise self._unknown(call) from None
+            raise
+        return _plain_result(envelope.raise_for_error().data)
+
+    def _unknown(self, call: ScriptCall) -> CallError:
+        path = call.operation_id if call.operation_id not in self._names.names else ""
+        name = path or self._names.python(call.operation_id)
+        return operation_not_found(name, f"There is no operation {name}: find it with code.search")
+
+    async def _items(
+        self, spec: OperationSpec, value: Any, bounds: JSONObject, context: OperationContext
+    ) -> list[Any]:
+        """Return the items of a subscription, as many as arrive within its bounds."""
+        most, seconds = (bounds.get(each, BOUNDS[each]) for each in BOUNDS)
+        try:
+            most = min(int(most), int(BOUNDS["max_items"]))
+            seconds = min(float(seconds), BOUNDS["seconds"])
+        except (TypeError, ValueError):
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR, "max_items and seconds must be numbers", begun=False
+            ) from None
+
+        async def collect() -> list[Any]:
+            items: list[Any] = []
+            stream = context.env.subscribe(spec.id, value)
+            with suppress(TimeoutError, StopAsyncIteration):
+                async with asyncio.timeout(seconds):
+                    while len(items) < most:
+                        envelope = await anext(cast("Any", stream))
+                        items.append(_plain_result(envelope.raise_for_error().data))
+            stream.abort()
+            return items
+
+        digest = sha256(canonical([spec.id, value, most, seconds])).hexdigest()[:32]
+        return cast("list[Any]", await context.step(f"items:{digest}", collect))
+
+    def _exception(self, call: ScriptCall, error: CallError) -> JSONObject:
+        slot = self._slots.get(error.code, _BASE_SLOT)
+        # Newlines would let a message pose as details.
+        message = f"{error.code}: {' '.join(error.message.split())}"[:_MAX_MESSAGE]
+        with suppress(TypeError, ValueError):
+            if error.details is not None:
+                details = msgspec.json.encode(to_json(error.details)).decode()
+                if len(details) <= _MAX_DETAILS:
+                    message = f"{message}\ndetails: {details}"
+        self._raised[message] = error
+        return {"exc_type": f"decimal.{slot}", "message": message}
+
+    def _claim(self, call: ScriptCall) -> JSONObject:
+        """Return what the script claims about a call, for a person who approves it."""
+        earlier = [each for each in self.calls if each.outcome not in ("not awaited", "begun")]
+        return {
+            "by": "script",
+            "script": self.script.digest,
+            "line": call.line,
+            "code": _shown(self.script.line(call.line)),
+            "before": [
+                {
+                    "line": each.line,
+                    "operation": each.operation_id,
+                    "outcome": each.outcome,
+                    "result": _shown(_brief(each.result)),
+                }
+                for each in earlier[-_CLAIMED:]
+                if each is not call
+            ],
+        }
+
+    # ------------------------------------------------------------ the end
+
+    def _result(self, value: Any) -> Any:
+        plain = to_plain(value, "The result of the script")
+        try:
+            result = to_json(plain)
+            size = len(msgspec.json.encode(result)) + len(self.printed.encode("utf-8", "replace"))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            message = f"The result of the script is not JSON: {error}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
+        if size > self._limits.output:
+            most = self._limits.output
+            message = f"The result has {size} bytes, of at most {most}: return only what is needed"
+            raise LimitError("output", message)
+        return result
+
+    def _failure(self, error: SandboxError) -> Exception:
+        if PRINTS_TOO_MUCH in error.message:
+            return LimitError("output", f"The script prints more than {self._limits.output} bytes")
+        if error.kind == "MemoryError" and "memory limit" in error.message:
+            return LimitError(
+                "memory", f"The script needs more than {self._limits.memory} bytes of memory"
+            )
+        if error.kind == "TimeoutError" and "time limit" in error.message:
+            return LimitError("cpu", f"The script computes for more than {self._limits.cpu:g} s")
+        if error.kind == "RecursionError":
+            return LimitError("recursion", "The script has more than 500 nested calls")
+        cause = self._raised.get(error.message)
+        if cause is not None and cause.code == ErrorCode.APPROVAL_REQUIRED:
+            return cause
+        names = {slot: self._names.errors[code] for code, slot in self._slots.items()}
+        names[_BASE_SLOT] = BASE_ERROR
+        found = re.compile(rf"\b(?:_?decimal\.)({'|'.join(names)})\b")
+
+        def named(text: str) -> str:
+            return found.sub(lambda match: names[match[1]], text)
+
+        error.trace = named(error.trace).replace('"<python-input-1>"', "script")
+        error.kind = named(error.kind)
+        error.cause = cause
+        return error
+
+
+_STOP: Final = "operations_check_"
+
+_MAX_MESSAGE: Final = 2_000
+_MAX_DETAILS: Final = 4_000
+_MAX_RANDOM: Final = 4_096
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return max(0.0, float(value))
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def _plain_result(data: Any) -> Any:
+    return data if isinstance(data, bytes) else to_json(data)
+
+
+def _brief(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()[: 4 * _MAX_CLAIM]
+    except (TypeError, ValueError):
+        return type(value).__name__
+
+
+def _shown(text: str) -> str:
+    """Return text for a person: on one line, with visible control characters, without values that look secret."""
+    text = printable(_SECRET.sub(r"\1***", text[: 4 * _MAX_CLAIM]))
+    return text if len(text) <= _MAX_CLAIM else f"{text[: _MAX_CLAIM - 3]}..."

@@ -1,0 +1,345 @@
+"""The operations `code.search` and `code.run`.
+
+Rule 1: a script needs no access of its own: each of its calls is checked as a call of the caller.
+Rule 2: a script is checked against the stubs of the operations that it names before its first call.
+Rule 3: where a registry keeps runs, every script is a run.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Annotated, Any, Final, Self, TypeVar
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from operations.base.errors import CallError, ErrorCode
+from operations.base.slots import Bulkhead
+from operations.base.types import JSONObject
+from operations.code.config import CodeLimits
+from operations.code.diagnostics import Diagnostic, diagnostics_of
+from operations.code.names import NAMESPACE, NameTable
+from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
+from operations.code.script import Execution, LimitError, Script
+from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_specs
+from operations.contract.access import UNGRANTED, AccessControl
+from operations.contract.context import OperationContext, may_call
+from operations.contract.functions import operation, operations_of
+from operations.contract.specs import ErrorDefinition, Operation, OperationSpec, is_describable
+from operations.front.search import Gateway
+from operations.registry.registry import OperationRegistry
+
+T = TypeVar("T")
+
+
+SEARCH: Final = "code.search"
+RUN: Final = "code.run"
+
+REJECTED: Final = "SCRIPT_REJECTED"
+"""The code of a script that the type check has rejected: nothing has run."""
+
+FAILED: Final = "SCRIPT_FAILED"
+"""The code of a script that has raised an exception, or whose sandbox has ended."""
+
+_TOKEN: Final = 4
+"""Characters per token, on average."""
+
+_MAX_FOUND: Final = 50
+"""The largest number of operations that a search returns."""
+
+_MAX_TRACE: Final = 3_000
+
+_PATIENCE: Final = 5.0
+"""Seconds that are added to the time limit of the operation, which ends calls that the limit of the script does not."""
+
+_ERRORS: Final = (
+    ErrorDefinition(REJECTED, "The type check has found errors; nothing has run.", http_status=422),
+    ErrorDefinition(FAILED, "The script has raised an exception.", http_status=422),
+)
+
+
+class FoundStubs(msgspec.Struct, frozen=True, kw_only=True):
+    """The operations that a search has found."""
+
+    stubs: str
+    """Typed Python stubs, best match first."""
+
+    more: list[str] = []
+    """Further operations, which the budget has no room for: search for their names."""
+
+
+class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call of a script."""
+
+    operation: str
+    outcome: str
+    """`success`, the code of an error, `begun` or `not awaited`."""
+
+    line: int | None = None
+
+
+class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a script."""
+
+    result: Any = None
+    """The value of `return`, or of the last expression."""
+
+    printed: str = ""
+    """What the script has printed."""
+
+    calls: int = 0
+    """The number of calls that it has made."""
+
+    warnings: list[str] = []
+
+
+class Code:
+    """Code mode for a registry: `registry.register_all(Code(registry))`.
+
+    Iterate over it for its operations. The registry closes it.
+
+    Args:
+        registry: The operations that scripts may call.
+        limits: The limits of scripts.
+        access: Who may search and run scripts; by default everyone. Each call of a script is checked in any case.
+        checks: Whether the types of scripts are checked before they run.
+
+    Raises:
+        MissingExtraError: If the extra `code` is not installed.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        *,
+        limits: CodeLimits | None = None,
+        access: AccessControl | None = None,
+        checks: bool = True,
+    ) -> None:
+        self.limits = limits or CodeLimits()
+        self._registry, self._checks = registry, checks
+        self._names = NameTable(registry)
+        self._gateway = Gateway(registry, shows=_shows)
+        self._sandbox = Sandbox(self.limits.processes)
+        self._slots = Bulkhead("scripts", self.limits.processes, patience=self.limits.wall)
+        self._running = Counter[str]()
+        # A grant need not cover a script, because it must cover each of its calls.
+        self._operations = [
+            replace(
+                each,
+                needs_grant=False,
+                # A script has no authority but that of its caller.
+                calls=(),
+                timeout=self.limits.wall + _PATIENCE if each.spec.id == RUN else None,
+                spec=replace(each.spec, access_control=access or UNGRANTED),
+            )
+            for each in operations_of(self)
+        ]
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the sandboxes."""
+        await self._sandbox.aclose()
+
+    # ------------------------------------------------------------ operations
+
+    @operation(SEARCH, type="query")
+    async def search(  # noqa: D417
+        self,
+        query: Annotated[str, Meta(max_length=1_000)],
+        context: OperationContext,
+        tokens: Annotated[int, Meta(ge=100, le=20_000)] = 2_000,
+    ) -> FoundStubs:
+        """Find operations by keywords; return them as typed Python stubs for a script.
+
+        Then write one script that makes all calls, with code.run.
+
+        Args:
+            query: A few words, such as `close an issue`; or names of operations.
+            tokens: The largest size of the stubs, in tokens.
+        """
+        names = self._names.current()
+        found = await self._gateway.search(query, context, limit=_MAX_FOUND)
+        specs = [self._gateway.spec(each.id, context) for each in found]
+        chosen: list[OperationSpec] = []
+        left = tokens * _TOKEN
+        for spec in specs:
+            size = len(Stubs(names, [spec]).source)
+            if chosen and size > left:
+                break
+            chosen.append(spec)
+            left -= size
+        more = [names.python(spec.id) for spec in specs[len(chosen) :]]
+        return FoundStubs(stubs=Stubs(names, chosen).source if chosen else "", more=more[:20])
+
+    @operation(RUN, durable=True, errors=_ERRORS)
+    async def run(  # noqa: D417
+        self, script: str, context: OperationContext, check_only: bool = False
+    ) -> ScriptResult:
+        """Run a Python script that calls operations, such as `items = await shop.items(limit=4)`.
+
+        Top-level await and return work. Return only what you need. `asyncio.gather` runs calls at the same time.
+        Declared errors are exceptions: `except CallError as e: error_of(e)["code"]`. There are no classes that inherit,
+        generators, `del`, files or network. The types are checked before the first call.
+
+        Args:
+            script: The script.
+            check_only: Only check the types, and run nothing.
+        """
+        if len(script.encode("utf-8", "surrogatepass")) > self.limits.script:
+            raise LimitError("script", f"A script has at most {self.limits.script} bytes")
+        names = self._names.current()
+        execution = Execution(Script(script), context, self._registry, names, self.limits)
+        source = self._source(script, context) if self._checks or check_only else None
+        async with self._place(context):
+            try:
+                if check_only:
+                    await execution.check(self._sandbox, source or "")
+                    return ScriptResult()
+                work = execution.run(self._sandbox, source)
+                value = await _within(self.limits.wall, context, work)
+            except RejectedError as error:
+                moved = 1 if check_only else 0
+                visible = self._visible(context)
+                raise _rejected(
+                    diagnostics_of(error.findings, names, visible, moved=moved)
+                ) from None
+            except SandboxError as error:
+                raise _failed(error, execution) from None
+            except CrashedError as error:
+                raise self._crashed(error, execution) from None
+            except CallError as error:
+                raise _with_calls(error, execution) from None
+        return ScriptResult(
+            result=value,
+            printed=execution.printed,
+            calls=len(execution.calls),
+            warnings=[
+                f"The call of {each.operation_id} in line {each.line} was never awaited, so it did not run."
+                for each in execution.calls
+                if each.outcome == "not awaited"
+            ],
+        )
+
+    # ------------------------------------------------------------ parts
+
+    def _visible(self, context: OperationContext) -> Iterator[OperationSpec]:
+        return (
+            spec
+            for spec in self._registry.specs()
+            if _shows(spec, context) and is_describable(spec)
+        )
+
+    def _source(self, script: str, context: OperationContext) -> str:
+        """Return the stubs for the check of a script."""
+        names = self._names.current()
+        visible = [*self._visible(context)]
+        specs = used_specs(names, script, visible)
+        namespaces = used_namespaces(names, script, visible)
+        return PRELUDE + Stubs(names, specs, used_errors(names, script), namespaces).source
+
+    @asynccontextmanager
+    async def _place(self, context: OperationContext) -> AsyncIterator[None]:
+        """Hold one of the places for scripts."""
+        key = "" if context.identity is None else context.identity.limit_key
+        if context.identity is not None and self._running[key] >= self.limits.per_caller:
+            message = f"{self.limits.per_caller} scripts of this caller are running"
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED, message, {"limit": "per_caller"}, begun=False
+            )
+        self._running[key] += 1
+        try:
+            async with self._slots:
+                yield
+        finally:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+
+    def _crashed(self, error: CrashedError, execution: Execution) -> CallError:
+        if error.timed_out:
+            return _with_calls(
+                LimitError("cpu", f"The script computes for more than {self.limits.cpu:g} s"),
+                execution,
+            )
+        return _with_calls(CallError(FAILED, "The sandbox of the script has ended"), execution)
+
+
+def _shows(spec: OperationSpec, context: OperationContext) -> bool:
+    return spec.namespace != NAMESPACE and may_call(spec, context)
+
+
+def _rejected(found: list[Diagnostic]) -> CallError:
+    lines = [
+        f"line {each.line}: {each.message}" + (f" ({each.hint})" if each.hint else "")
+        for each in found
+    ]
+    message = "The script was not run. " + "; ".join(lines)
+    return CallError(REJECTED, message[:_MAX_TRACE], {"diagnostics": msgspec.to_builtins(found)})
+
+
+def _failed(error: SandboxError, execution: Execution) -> CallError:
+    where = "" if error.line is None else f" in line {error.line}"
+    details: JSONObject = {"error": error.kind, "line": error.line}
+    if error.trace.count("\n  File ") > 1:
+        details["trace"] = error.trace[-_MAX_TRACE:]
+    if execution.printed:
+        details["printed"] = execution.printed[-_MAX_TRACE:]
+    if error.cause is not None:
+        details["cause"] = {"code": error.cause.code, "details": error.cause.details}
+    message = f"{error.kind}{where}: {error.message}"[:_MAX_TRACE]
+    return _with_calls(CallError(FAILED, message, details), execution)
+
+
+def _with_calls(error: CallError, execution: Execution) -> CallError:
+    """Return an error with the mutations that were begun, which a repetition would make again."""
+    made = [
+        CallMade(operation=each.operation_id, outcome=each.outcome, line=each.line)
+        for each in execution.calls
+        if each.is_mutation and each.outcome in ("success", "begun")
+    ]
+    if not made:
+        return error
+    details = dict(error.details) if isinstance(error.details, dict) else {}
+    details["ran"] = msgspec.to_builtins(made[-50:])
+    return CallError(error.code, error.message, details, retryable=error.retryable)
+
+
+async def _within(seconds: float, context: OperationContext, work: Coroutine[Any, Any, T]) -> T:
+    """Await a script for at most this time, not counting the time for which its run waits.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if it takes longer.
+    """
+    task = asyncio.Task(work)
+    started, scope = monotonic(), context.scope
+    try:
+        while not task.done():
+            waited = 0.0 if scope is None else scope.waited
+            left = seconds - (monotonic() - started - waited)
+            if left <= 0:
+                raise LimitError("wall", f"The script takes more than {seconds:g} s")
+            # While the run waits, its time does not go on.
+            await asyncio.wait({task}, timeout=max(left, _LEAST_WAIT))
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+_LEAST_WAIT: Final = 0.05
