@@ -1,19 +1,18 @@
-"""The steps of one HTTP request: identify, admit, read, run, respond. HTTP and MCP requests share them.
+"""One HTTP request: what is known of it, and its steps, which `front.pipeline` takes in order.
 
-Rule 1: an endpoint returns a `Reply`, or sends its response itself and returns None, or raises an error. Only this
-        module turns errors into responses.
-Rule 2: the work runs in the task of the request. The task is cancelled when its time limit expires or its client
+Rule 1: the work runs in the task of the request. The task is cancelled when its time limit expires or its client
         disconnects. The response is sent in time even if the work ignores the cancellation.
-Rule 3: a slot is released when the response has been sent. Unread response bytes count against the caller.
+Rule 2: a slot is released when the response has been sent. Unread response bytes count against the caller.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from time import monotonic, time
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -22,26 +21,21 @@ from operations.base.errors import (
     CallError,
     ErrorCode,
     cancelled_elsewhere,
-    map_error,
     timed_out,
     timeout_error,
 )
 from operations.base.text import in_seconds
 from operations.base.time_limit import TimeLimit
-from operations.contract.access import Identity, with_check
+from operations.contract.access import Identity
 from operations.contract.channel import NOTHING, CallerChannel
 from operations.contract.context import OperationContext
 from operations.contract.specs import Operation, OperationSpec
 from operations.front.credentials import (
     Credential,
-    InvalidCredentialError,
-    Resolve,
-    credentials_in,
 )
 from operations.front.front import Front
 from operations.front.limits import UNCOUNTED_OUTPUT, call_seconds, caller_key, client_address
 from operations.front.messages import (
-    REQUEST_ID,
     Reply,
     check_json_body,
     decode_body,
@@ -52,8 +46,6 @@ from operations.front.messages import (
 )
 from operations.front.public_errors import Challenge, ClientDisconnectedError, malformed, slow_body
 from operations.front.timing import PeekableReceive, Receive, RequestTimeout, Scope, Send
-
-logger = logging.getLogger("operations.server")
 
 IDENTITY: Final = "operations.identity"
 """Scope key of the caller's identity, for mounted applications."""
@@ -94,19 +86,47 @@ class RequestTask(asyncio.Task[None]):
         return super().cancel(msg)
 
 
+class Slots(StrEnum):
+    """What a request takes until its response has been sent."""
+
+    CALLS = "calls"
+    STREAMS = "streams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a request asks for, as far as its path and headers tell."""
+
+    slots: Slots | None = None
+    """None for a page, which only counts as a request. A stream has no deadline, and ends by itself when its client
+    disconnects."""
+
+    operation: Operation | None = None
+    """The called operation, if the path names it; see also `RequestState.call_operation`."""
+
+    keeps_time: bool = False
+    """Whether the request ends at the deadline of its call, so that the registry need not end the call."""
+
+    may_answer: bool = False
+    """Whether its body may be an answer for which a call waits; such a request takes another slot if all are taken."""
+
+    is_counted: bool = True
+    """Whether it counts against the rate of its caller; False for a probe."""
+
+    is_watched: bool = True
+    """Whether the request ends with its client; False if the entry point watches each of its calls itself."""
+
+
 class RequestState:
-    """One request in the pipeline, and the steps that its endpoint takes."""
+    """One request, which its entry point sees at each step."""
 
     __slots__ = (
-        "answer_late", "caller", "context", "credential", "front", "headers", "identity", "is_answered",
-        "is_withdrawn", "pipeline", "receive", "scope", "seconds", "send", "slot", "spec", "started", "timeout",
+        "answer_late", "caller", "context", "credential", "exhausted", "front", "headers", "identity", "is_answered",
+        "is_withdrawn", "problem", "receive", "scope", "seconds", "send", "slot", "spec", "started", "timeout",
     )  # fmt: skip
 
-    def __init__(
-        self, pipeline: "RequestPipeline", scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        self.pipeline = pipeline
-        self.front = pipeline.front
+    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+        self.front = front
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -120,6 +140,12 @@ class RequestState:
 
         self.credential: Credential | None = None
         """The valid credential of the caller, if it sent one."""
+
+        self.problem: CallError | None = None
+        """Why the request is rejected, unless its entry point hides that its path exists."""
+
+        self.exhausted: CallError | None = None
+        """Why there is no slot for a call, if the request holds one for answers."""
 
         self.spec: OperationSpec | None = None
         """The called operation; None until it is known."""
@@ -144,31 +170,35 @@ class RequestState:
 
     # ------------------------------------------------------------ identify
 
-    async def identify(self) -> None:
+    async def identify(self, authenticate: "Callable[[Scope], Awaitable[Identity | None]]") -> None:
         """Identify the caller, also for mounted applications, within the time limit of the request.
 
-        Raises:
-            CallError: If the check takes too long or a limit is exceeded.
-            RequestError: 401 if a credential is wrong.
+        If the check takes too long, a limit is exceeded or a credential is wrong, that becomes the `problem`.
+
+        Args:
+            authenticate: Returns the identity of a scope.
         """
         scope = self.scope
-        if _AUTH_ERROR in scope:
-            raise scope[_AUTH_ERROR]
-        if self.pipeline.resolve is None and self.front.credentials.admits_anonymous:
-            # Clients cannot authenticate.
-            scope.setdefault(IDENTITY, None)
-        if IDENTITY not in scope:
-            scope[IDENTITY] = await self._authenticate()
+        try:
+            if _AUTH_ERROR in scope:
+                raise scope[_AUTH_ERROR]
+            if IDENTITY not in scope:
+                scope[IDENTITY] = await self._authenticated(authenticate)
+        except CallError as error:
+            self.problem = error
+            return
         self.credential = scope.get(CREDENTIAL)
         self.identity = scope[IDENTITY]
         self.caller = caller_key(self.identity, client_address(scope))
 
-    async def _authenticate(self) -> Identity | None:
+    async def _authenticated(
+        self, authenticate: "Callable[[Scope], Awaitable[Identity | None]]"
+    ) -> Identity | None:
         timeout, ahead = self.timeout, PeekableReceive(self.receive)
         self.seconds = self._seconds(self.front.timeout)
         timeout.start(self.seconds, ahead.peek)
         try:
-            identity = await self.pipeline.authenticate(self.scope)
+            identity = await authenticate(self.scope)
         except CallError as error:
             # Check this at every path, because an outer application may forward the request.
             self.scope[_AUTH_ERROR] = error
@@ -184,41 +214,21 @@ class RequestState:
 
     # ------------------------------------------------------------ admit
 
-    async def enter(self, *, is_stream: bool = False) -> None:
-        """Identify and admit the request.
-
-        Raises:
-            CallError: If it is rejected.
-        """
-        await self.identify()
-        self.admit(is_stream=is_stream)
-
-    def admit(
-        self,
-        *,
-        is_stream: bool = False,
-        keeps_time: bool = False,
-        operation: Operation | None = None,
-    ) -> None:
-        """Admit the identified request, and set the context of its call.
+    def admit(self, target: Target) -> None:
+        """Admit the identified request: spend its rate, set the context of its call, and take its slot.
 
         A stream has no deadline unless the request sets one.
-
-        Args:
-            is_stream: Whether it stays open.
-            keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
-            operation: The called operation, if it is already known; see also `call_operation`.
 
         Raises:
             CallError: If it is rejected.
         """
         front = self.front
-        front.rate.spend(self.caller)
+        if target.is_counted:
+            front.rate.spend(self.caller)
         headers = self.headers
         trace = headers.get(b"traceparent")
-        default = None
-        if not is_stream:
-            default = call_seconds(operation, front.timeout)
+        is_stream = target.slots is Slots.STREAMS
+        default = None if is_stream else call_seconds(target.operation, front.timeout)
         self.seconds = seconds = self._seconds(default)
         deadline, ends_at = (None, None) if seconds is None else self._ends(seconds)
         self.context = OperationContext(
@@ -228,10 +238,19 @@ class RequestState:
             channel=CallerChannel(
                 deadline=deadline, ends_at=ends_at, serves_anonymous=front.serves_anonymous
             )
-            if keeps_time
+            if target.keeps_time
             else front.entry,
             registry=front.registry,
         )
+        if target.slots is not None:
+            try:
+                self.slot = (front.streams if is_stream else front.calls).hold(self.caller)
+            except CallError as error:
+                if not target.may_answer:
+                    raise
+                # A call that waits for an answer of its client holds a slot, so answers have separate slots.
+                self.slot = front.answers.enter(self.caller)
+                self.exhausted = error
 
     def call_operation(self, spec: OperationSpec) -> None:
         """Set the operation that the admitted request calls, and apply its time limit."""
@@ -245,15 +264,6 @@ class RequestState:
             if channel.deadline is not None:
                 channel = replace(channel, deadline=deadline, ends_at=ends_at)
             self.context = self.context.changed(deadline=deadline, channel=channel)
-
-    def take_slot(self, *, is_stream: bool = False) -> None:
-        """Take a slot that the request holds until its response has been sent.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if no slot is free.
-        """
-        front = self.front
-        self.slot = (front.streams if is_stream else front.calls).hold(self.caller)
 
     def _ends(self, seconds: float) -> tuple[float, float]:
         """Return when the time limit ends: in milliseconds since the epoch, and by `monotonic`."""
@@ -404,92 +414,6 @@ class RequestState:
             self.slot.release()
         self.answer_late, self.context = None, OperationContext()
         self.scope.pop(STATE, None)
-
-
-Endpoint: TypeAlias = Callable[[RequestState], Awaitable[Reply | None]]
-
-
-class RequestPipeline:
-    """Serves HTTP requests for one front.
-
-    Args:
-        front: The shared limits and rules.
-        resolve: Returns the identity of a scope; None if clients cannot authenticate.
-    """
-
-    def __init__(self, front: Front, resolve: Resolve | None = None) -> None:
-        self.front = front
-        self.resolve = resolve
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
-        """Run all steps for one request and send the response."""
-        state = RequestState(self, scope, receive, send)
-        timeout = state.timeout
-        try:
-            try:
-                reply = await endpoint(state)
-            except CallError as error:
-                reply = state.failure(error)
-            except ClientDisconnectedError:
-                reply = None
-            except asyncio.CancelledError:
-                if not (timeout.timed_out or timeout.disconnected):
-                    if (stopped := state.stopped()) is None:
-                        raise
-                    reply = state.failure(stopped)
-                elif timeout.stop():
-                    raise
-                else:
-                    reply = state.cancelled()
-            except Exception as error:  # noqa: BLE001 - the caller gets a response in any case
-                unexpected = map_error(error)
-                unexpected.__cause__ = error
-                reply = state.failure(unexpected)
-            timeout.stop()
-            if reply is not None and not state.is_answered:
-                scope[REQUEST_ID] = state.context.request_id
-                await state.respond(reply)
-        finally:
-            state.close()
-
-    async def authenticate(self, scope: Scope) -> Identity | None:
-        """Return the identity of a request, and store its credential in the scope.
-
-        Raises:
-            RequestError: 401 if the credential is wrong, or if the server requires one and the request has none.
-            CallError: `UNAVAILABLE` if the credential could not be checked, `RESOURCE_EXHAUSTED` if a limit is
-                exceeded.
-        """
-        resolve = self.resolve
-        if resolve is None:
-            self._enforce_known(scope, None)
-            return None
-        shown = credentials_in(scope["headers"])
-        scope[RESOURCE] = challenge_of(scope, self.front).resource
-        try:
-            identity = await self.front.auth.authenticate(
-                client_address(scope), shown, lambda: resolve(scope)
-            )
-        except InvalidCredentialError as error:
-            logger.info("rejected a credential: %s", error)
-            logger.debug("rejected a credential", exc_info=error.reason)
-            challenge = challenge_of(scope, self.front)
-            raise challenge.invalid(error.headers, error.advice) from error.reason
-        self._enforce_known(scope, identity)
-        if identity is None:
-            return None
-        credential: Credential | None = scope.get(CREDENTIAL)
-        if credential is None:
-            key = (identity.account, hash(shown) if shown else id(scope))
-            # A copy, so that the credential and the scope do not refer to each other.
-            asked = {name: value for name, value in scope.items() if name != STATE}
-            credential = Credential(identity, lambda: resolve(asked), key)
-            scope[CREDENTIAL] = credential
-        return with_check(identity, credential.is_valid)
-
-    def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
-        if identity is None and not self.front.credentials.admits_anonymous and OPEN not in scope:
-            raise challenge_of(scope, self.front).missing()
 
 
 def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:

@@ -23,13 +23,17 @@ from operations.front.credentials import CredentialResolver, credential_ended
 from operations.front.front import Front
 from operations.front.guard import HostGuard
 from operations.front.limits import client_address
-from operations.front.request import CREDENTIAL, IDENTITY, RequestPipeline
+from operations.front.pipeline import RequestPipeline
+from operations.front.request import CREDENTIAL, IDENTITY
 from operations.recorder.graph import CallGraph
 from operations.registry.registry import OperationRegistry
-from operations.server.console import console_routes
-from operations.server.routes import RUN_ROUTES, WEBSOCKET_ROUTES, OperationPaths, Router
+from operations.server.console import console_paths
+from operations.server.entries import WEBSOCKET_PATHS
+from operations.server.gateway import GATEWAY_PATHS
+from operations.server.routes import OperationPaths, Router
+from operations.server.runs import RUN_PATHS
 from operations.server.signin.identity import SessionResolver, Sessions, any_of
-from operations.server.system import GATEWAY_ROUTES, Pages
+from operations.server.system import Pages
 from operations.telemetry.metrics import CallMetrics, front_metrics
 
 _REMEMBERED = 2_000
@@ -73,13 +77,13 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             yield
             streams.close()
 
-    routes = {**GATEWAY_ROUTES, **pages.routes}
-    routes |= {} if registry.run_store is None else RUN_ROUTES
-    routes |= WEBSOCKET_ROUTES if config.websocket else {}
-    routes |= console_routes() if config.console else {}
+    paths = {**GATEWAY_PATHS, **pages.paths}
+    paths |= {} if registry.run_store is None else RUN_PATHS
+    paths |= WEBSOCKET_PATHS if config.websocket else {}
+    paths |= console_paths() if config.console else {}
     router = Router(
         pipeline,
-        routes,
+        paths,
         mcp=mcp,
         websocket=WebSocketEntry(pipeline.front, config.resolve) if config.websocket else None,
     )
@@ -99,8 +103,8 @@ def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starl
     sessions = Sessions()
     pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
     pages = Pages(config, sessions, metrics)
-    routes = {path: pages.routes[path] for path in ("/healthz", "/readyz", "/metrics")}
-    router = Router(pipeline, routes)
+    paths = {path: pages.paths[path] for path in ("/healthz", "/readyz", "/metrics")}
+    router = Router(pipeline, paths)
     app = _App(AccessLog(_guarded(router, config)), router)
     app.state.pipeline, app.state.metrics = pipeline, metrics
     return app

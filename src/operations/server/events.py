@@ -94,8 +94,6 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
         CallError: If the subscription failed before the response began.
         ClientDisconnectedError: If the client has disconnected.
     """
-    # The stream itself detects that its client has disconnected.
-    state.timeout.stop()
     input = Resuming(spec).resume(input, state.headers)  # noqa: A001 - the contract's word
     await serve_items(
         state, spec, lambda: state.front.registry.subscribe(spec.id, input, state.context)
@@ -112,7 +110,6 @@ async def serve_items(
         ClientDisconnectedError: If the client has disconnected.
     """
     resuming = Resuming(spec)
-    state.take_slot(is_stream=True)
     response = _Response(state, spec, resuming)
     items = open_items()
     front, streams, end = state.front, state.front.open_streams, response.end

@@ -15,7 +15,6 @@ Rule 3: the caller is identified in the same way at every path, also at unknown 
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,53 +25,43 @@ from operations.contract.context import OperationContext, new_request_id
 from operations.contract.specs import Operation, OperationType
 from operations.front.limits import caller_key, client_address
 from operations.front.messages import Reply, error_reply, reject_handshake, result_reply, route_path
+from operations.front.pipeline import Elsewhere, RequestPipeline
 from operations.front.public_errors import (
     malformed,
     not_found,
     too_large,
-    upgrade_required,
     wrong_method,
 )
-from operations.front.request import IDENTITY, OPEN, Endpoint, RequestPipeline, RequestState
+from operations.front.request import IDENTITY, OPEN, RequestState, Slots, Target
 from operations.openapi.serving import has_path
 from operations.openapi.serving.query_arguments import QueryArguments
+from operations.server.entries import FixedPath
 from operations.server.events import serve_events
-from operations.server.runs import call_run, list_runs, may_be_run, serve_run
+from operations.server.runs import RUN_PATH, call_run, may_be_run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One path and its endpoint."""
+class _UnknownPath:
+    """Serves a path at which there is nothing."""
 
-    methods: tuple[str, ...]
-    endpoint: Endpoint
+    def place(self, _state: RequestState) -> Target:
+        """Return that the request only counts against its caller."""
+        return Target()
 
-    is_stream: bool = False
-    """Whether the response stays open, and therefore has no default deadline."""
+    async def read(self, _state: RequestState) -> None:
+        """Read nothing."""
 
-    is_probe: bool = False
-    """Whether the path serves every client, without identification and limits."""
-
-    is_open: bool = False
-    """Whether the path serves clients without a credential even if the server requires one."""
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """The accepted methods: HEAD responds as GET does, without a body."""
-        head = ("HEAD",) if "GET" in self.methods and not self.is_stream else ()
-        return self.methods + head
+    async def run(self, state: RequestState, _asked: None) -> Reply:
+        """Raise the error."""
+        registry = state.front.registry
+        namespace, slash, _ = (path := route_path(state.scope)[1:]).partition("/")
+        if slash and OPEN not in state.scope and registry.is_absent(namespace):
+            # The operation may be one of a source that is not connected yet.
+            context = OperationContext(identity=state.identity)
+            raise registry.not_found(path.replace("/", ".", 1), context)
+        raise not_found()
 
 
-async def _require_upgrade(_: RequestState) -> Reply:
-    raise upgrade_required()
-
-
-WEBSOCKET_ROUTES = {"/ws": Route(methods=("GET",), endpoint=_require_upgrade)}
-"""Requests without a handshake at the path of the WebSocket."""
-
-
-RUN_ROUTES = {"/runs": Route(methods=("GET",), endpoint=list_runs)}
-"""The list of runs; `serve_run` serves the paths below it."""
+_UNKNOWN = _UnknownPath()
 
 
 class Router:
@@ -80,7 +69,7 @@ class Router:
 
     Args:
         pipeline: Runs the steps of each request.
-        routes: The fixed paths.
+        paths: The fixed paths.
         mcp: Serves `/mcp`, with the same pipeline.
         websocket: Serves WebSockets at `/ws`.
     """
@@ -88,13 +77,13 @@ class Router:
     def __init__(
         self,
         pipeline: RequestPipeline,
-        routes: Mapping[str, Route],
+        paths: Mapping[str, FixedPath],
         *,
         mcp: ASGIApp | None = None,
         websocket: ASGIApp | None = None,
     ) -> None:
         self._pipeline = pipeline
-        self._routes = routes
+        self._paths = paths
         self._mcp = mcp
         self._websocket = websocket
         self.lifespan: ASGIApp | None = None
@@ -108,40 +97,24 @@ class Router:
         path = route_path(scope)
         if scope["type"] == "websocket":
             await self._serve_socket(path, scope, receive, send)
-        elif path in self._routes:
-            await self._pipeline.serve(scope, receive, send, self._fixed)
+        elif (fixed := self._paths.get(path)) is not None:
+            if fixed.is_probe:
+                # Not even a wrong credential matters.
+                scope[IDENTITY] = None
+            if fixed.is_open:
+                scope[OPEN] = True
+            await self._pipeline.serve(scope, receive, send, fixed)
         elif path.startswith("/runs/"):
-            await self._pipeline.serve(scope, receive, send, serve_run)
+            await self._pipeline.serve(scope, receive, send, RUN_PATH)
         elif self._mcp is not None and path in ("/mcp", "/mcp/"):
-            # It runs the steps of the pipeline itself.
+            # It serves the request with the same pipeline.
             await self._mcp(scope, receive, send)
         else:
-            await self._pipeline.serve(scope, receive, send, self._elsewhere)
-
-    async def _fixed(self, state: RequestState) -> Reply | None:
-        scope = state.scope
-        route = self._routes[route_path(scope)]
-        if route.is_open:
-            scope[OPEN] = True
-        if not route.is_probe:
-            await state.enter(is_stream=route.is_stream)
-        if scope["method"] not in route.accepted:
-            raise wrong_method(route.accepted)
-        return await route.endpoint(state)
-
-    async def _elsewhere(self, state: RequestState) -> Reply:
-        registry = state.front.registry
-        namespace, slash, _ = (path := route_path(state.scope)[1:]).partition("/")
-        if "." in namespace:
-            # No operation or entry point can have this path. Browsers and OAuth clients request `/favicon.ico` and
-            # paths below `/.well-known`, and expect 404.
-            state.scope[OPEN] = True
-        await state.enter()
-        if slash and OPEN not in state.scope and registry.is_absent(namespace):
-            # The operation may be one of a source that is not connected yet.
-            context = OperationContext(identity=state.identity)
-            raise registry.not_found(path.replace("/", ".", 1), context)
-        raise not_found()
+            if "." in path[1:].partition("/")[0]:
+                # No operation or entry point can have this path. Browsers and OAuth clients request `/favicon.ico` and
+                # paths below `/.well-known`, and expect 404.
+                scope[OPEN] = True
+            await self._pipeline.serve(scope, receive, send, _UNKNOWN)
 
     async def _serve_socket(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         pipeline = self._pipeline
@@ -170,7 +143,7 @@ _METHODS = {
 }
 
 
-class _Path:
+class OperationPath:
     """Serves one operation at its path.
 
     Args:
@@ -179,79 +152,40 @@ class _Path:
     """
 
     __slots__ = (
-        "_arguments", "_elsewhere", "_id", "_is_open", "_methods", "_operation", "_spec", "endpoint",
+        "_arguments", "_elsewhere", "_id", "_is_open", "_is_stream", "_methods", "_operation", "_spec", "_target",
     )  # fmt: skip
 
     def __init__(self, operation: Operation, elsewhere: ASGIApp) -> None:
         self._operation = operation
         self._spec = spec = operation.spec
-        self._elsewhere = elsewhere
+        self._elsewhere = Elsewhere(elsewhere)
         self._is_open = spec.access_control.is_open
         self._id = spec.id
         self._methods = _METHODS[spec.type]
         self._arguments: QueryArguments | None = None
-        self.endpoint: Endpoint = (
-            self._stream if spec.type is OperationType.SUBSCRIPTION else self._call
+        self._is_stream = spec.type is OperationType.SUBSCRIPTION
+        self._target = (
+            Target(slots=Slots.STREAMS)
+            if self._is_stream
+            else Target(slots=Slots.CALLS, operation=operation, keeps_time=True)
         )
 
-    async def _call(self, state: RequestState) -> Reply | None:
-        if not await self._is_visible(state):
-            await self._elsewhere(state.scope, state.receive, state.send)
-            return None
-        state.admit(keeps_time=True, operation=self._operation)
-        context = state.context
-        state.take_slot()
-        value = await self._read(state)
-        state.start_work()
-        try:
-            if may_be_run(state, self._operation):
-                answer = await call_run(state, self._operation, value)
-                if isinstance(answer, Reply):
-                    return answer
-                envelope = answer
-            else:
-                envelope = await state.front.registry.execute(self._id, value, context)
-        except asyncio.CancelledError:
-            if (error := state.cancelled_elsewhere(self._id)) is None:
-                raise
-            raise error from None
-        return result_reply(
-            envelope, context.request_id, with_meta=b"operations-meta" in state.headers
-        )
+    def place(self, state: RequestState) -> Target | Elsewhere:
+        """Return what the call takes; hide the operation from callers that may not see it.
 
-    async def _stream(self, state: RequestState) -> None:
-        if not await self._is_visible(state):
-            await self._elsewhere(state.scope, state.receive, state.send)
-            return
-        state.admit(is_stream=True)
-        value = await self._read(state)
-        await serve_events(state, self._spec, value)
-
-    async def _is_visible(self, state: RequestState) -> bool:
-        """Identify the caller; return whether it may see the operation.
-
-        Raises:
-            CallError: If the credential is wrong, or if the caller may see the operation but not call it.
+        A wrong credential must not reveal it either.
         """
-        problem: CallError | None = None
-        try:
-            await state.identify()
-        except CallError as error:
-            # A wrong credential must not reveal the operation either.
-            problem = error
         # Only a grant can hide an open operation.
         if state.identity is not None or not self._is_open:
             try:
                 state.front.enforce_visible(self._spec, state.identity)
             except CallError as error:
                 if error.code != ErrorCode.ACCESS_DENIED:
-                    return False
-                problem = problem or error
-        if problem is not None:
-            raise problem
-        return True
+                    return self._elsewhere
+                state.problem = state.problem or error
+        return self._target
 
-    async def _read(self, state: RequestState) -> Any:
+    async def read(self, state: RequestState) -> Any:
         """Return the input of a call."""
         method = state.scope["method"]
         if method not in self._methods:
@@ -260,6 +194,27 @@ class _Path:
         if method != "POST":
             return self._query(state)
         return await state.read_json()
+
+    async def run(self, state: RequestState, asked: Any) -> Reply | None:
+        """Make the call."""
+        if self._is_stream:
+            await serve_events(state, self._spec, asked)
+            return None
+        try:
+            if may_be_run(state, self._operation):
+                answer = await call_run(state, self._operation, asked)
+                if isinstance(answer, Reply):
+                    return answer
+                envelope = answer
+            else:
+                envelope = await state.front.registry.execute(self._id, asked, state.context)
+        except asyncio.CancelledError:
+            if (error := state.cancelled_elsewhere(self._id)) is None:
+                raise
+            raise error from None
+        return result_reply(
+            envelope, state.context.request_id, with_meta=b"operations-meta" in state.headers
+        )
 
     def _query(self, state: RequestState) -> Any:
         """Return the input in the query of a request."""
@@ -303,7 +258,7 @@ class OperationPaths:
     def __init__(self, app: ASGIApp, pipeline: RequestPipeline) -> None:
         self._app = app
         self._pipeline = pipeline
-        self._paths: dict[str, _Path] = {}
+        self._paths: dict[str, OperationPath] = {}
         self._revision = -1
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -311,9 +266,9 @@ class OperationPaths:
         path = self._find(route_path(scope)) if scope["type"] == "http" else None
         if path is None or b"%" in scope.get("raw_path", b""):
             return self._app(scope, receive, send)
-        return self._pipeline.serve(scope, receive, send, path.endpoint)
+        return self._pipeline.serve(scope, receive, send, path)
 
-    def _find(self, text: str) -> _Path | None:
+    def _find(self, text: str) -> OperationPath | None:
         registry = self._pipeline.front.registry
         if self._revision != registry.revision:
             self._revision = registry.revision
@@ -326,5 +281,5 @@ class OperationPaths:
             if operation is None or not has_path(operation.spec):
                 # Not cached, because the number of unknown paths is unlimited.
                 return None
-            known = self._paths[text] = _Path(operation, self._app)
+            known = self._paths[text] = OperationPath(operation, self._app)
         return known

@@ -19,11 +19,12 @@ from operations.contract.envelopes import ResponseEnvelope, local_envelope
 from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.front.messages import JSON, Reply, json_reply, matches_tag, result_reply, route_path
 from operations.front.public_errors import Header, malformed, not_found, wrong_method
-from operations.front.request import RequestState
+from operations.front.request import RequestState, Slots, Target
 from operations.front.runs import shown as state_of
 from operations.openapi.serving.query_arguments import QueryArguments
 from operations.registry.runs import Run, RunState
 from operations.schema import from_schema
+from operations.server.entries import FixedPath, Page
 from operations.server.events import serve_items
 
 INLINE_SECONDS: Final = 10.0
@@ -116,8 +117,7 @@ def shown(state: RequestState, run: RunState) -> JSONObject:
 # ------------------------------------------------------------ the paths of runs
 
 
-async def list_runs(state: RequestState) -> Reply:
-    """Serve `GET /runs`."""
+async def _list(state: RequestState) -> Reply:
     given = _query(state)
     page = await state.front.registry.runs(
         state.context,
@@ -130,6 +130,10 @@ async def list_runs(state: RequestState) -> Reply:
     if page.next is not None:
         reply["next"] = page.next
     return json_reply(reply)
+
+
+RUN_PATHS: dict[str, FixedPath] = {"/runs": Page(_list)}
+"""The list of runs; `RUN_PATH` serves the paths below it."""
 
 
 _PAGE = QueryArguments(
@@ -157,28 +161,58 @@ def _query(state: RequestState) -> JSONObject:
     return found
 
 
-async def serve_run(state: RequestState) -> Reply | None:
-    """Serve the paths below `/runs/`."""
-    await state.enter()
-    if state.front.registry.run_store is None:
-        raise not_found()
+_READS = ("", "result", "events")
+_CHANGES = ("cancel", "answers", "signals", "retry")
+_NAMED = ("answers", "signals")
+
+
+class _RunPath:
+    """Serves the paths below `/runs/`: `ID`, `ID/result`, `ID/events`, and those that change a run."""
+
+    def place(self, state: RequestState) -> Target:
+        """Return which slot the request takes: who waits takes one."""
+        _, verb, _ = _parts(state)
+        if verb == "events":
+            return Target(slots=Slots.STREAMS)
+        return Target(slots=Slots.CALLS) if Preference(state).wait else Target()
+
+    async def read(self, state: RequestState) -> Any:
+        """Return the body of a change.
+
+        Raises:
+            RequestError: 404 for an unknown path, 405 for a wrong method.
+        """
+        _, verb, name = _parts(state)
+        is_read = verb in _READS
+        is_known = is_read or verb in _CHANGES
+        is_complete = bool(name) == (verb in _NAMED)
+        if state.front.registry.run_store is None or not (is_known and is_complete):
+            raise not_found()
+        methods = ("GET", "HEAD") if is_read else ("POST",)
+        if state.scope["method"] not in methods:
+            raise wrong_method(methods)
+        return None if is_read else await state.read_json()
+
+    async def run(self, state: RequestState, asked: Any) -> Reply | None:
+        """Read or change the run."""
+        run_id, verb, name = _parts(state)
+        if not (run_id.isascii() and run_id.isalnum() and len(run_id) == len(_NO_RUN)):
+            run_id = _NO_RUN
+        run = await state.front.registry.run(run_id, state.context)
+        if verb in _READS:
+            return await _read_run(state, run, verb)
+        return await _change_run(state, run, verb, name, asked)
+
+
+RUN_PATH = _RunPath()
+
+
+def _parts(state: RequestState) -> tuple[str, str, str]:
+    """Return the id, the verb and the name in a path such as `/runs/ID/signals/NAME`."""
     _, _, rest = route_path(state.scope)[1:].partition("/")
     run_id, _, action = rest.partition("/")
     verb, _, name = action.partition("/")
-    is_read = verb in ("", "result", "events")
-    if (name and verb not in ("answers", "signals")) or (
-        verb not in ("", "result", "events", "cancel", "answers", "signals", "retry")
-    ):
-        raise not_found()
-    methods = ("GET", "HEAD") if is_read else ("POST",)
-    if state.scope["method"] not in methods:
-        raise wrong_method(methods)
-    if not (run_id.isascii() and run_id.isalnum() and len(run_id) == len(_NO_RUN)):
-        run_id = _NO_RUN
-    run = await state.front.registry.run(run_id, state.context)
-    if is_read:
-        return await _read_run(state, run, verb)
-    return await _change_run(state, run, verb, name)
+    return run_id, verb, name
 
 
 async def _read_run(state: RequestState, run: Run, verb: str) -> Reply | None:
@@ -187,8 +221,6 @@ async def _read_run(state: RequestState, run: Run, verb: str) -> Reply | None:
         return None
     asked = Preference(state)
     if asked.wait and not run.state.is_final:
-        state.take_slot()
-        state.watch_work(None)
         await run.wait(asked.wait)
     applied = [(b"preference-applied", asked.applied)] if asked.wait else []
     if verb == "result":
@@ -224,12 +256,10 @@ async def _serve_states(state: RequestState, run: Run) -> None:
                 wire = {**shown(state, each), "revision": each.revision}
                 yield local_envelope(wire, "runs.events")
 
-    state.timeout.stop()
     await serve_items(state, _EVENTS, states)
 
 
-async def _change_run(state: RequestState, run: Run, verb: str, name: str) -> Reply:
-    value = await state.read_json()
+async def _change_run(state: RequestState, run: Run, verb: str, name: str, value: Any) -> Reply:
     if verb == "cancel":
         await run.cancel()
         return json_reply(shown(state, run.state), status=202)
@@ -239,8 +269,6 @@ async def _change_run(state: RequestState, run: Run, verb: str, name: str) -> Re
             raise malformed('The body is {}, {"ran": RESULT} or {"notRun": true}')
         await run.retry(ran=given.get("ran", msgspec.UNSET), not_run=given.get("notRun") is True)
         return json_reply(shown(state, run.state), status=202)
-    if not name:
-        raise not_found()
     if verb == "signals":
         await run.signal(name, value)
     elif not await run.answer(name, value):

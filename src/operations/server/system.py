@@ -1,20 +1,17 @@
-"""The fixed paths of the server.
+"""The pages of the server about itself.
 
-    /search /schema /call /batch /subscribe   the gateway to a whole registry
-    /operations /calls                        the operations of a caller, and its calls
-    /openapi.json /session /metrics           the document, sessions of browsers, counters
-    /healthz /readyz                          probes
+    /operations /calls                 the operations of a caller, and its calls
+    /openapi.json /session /metrics    the document, sessions of browsers, counters
+    /healthz /readyz                   probes
 
-Rule 1: `operations.front.search` implements the gateway and runs as the caller; this module only translates HTTP.
-Rule 2: a caller sees only operations that it may call, and calls that it made. A nested call is shown without its
+Rule 1: a caller sees only operations that it may call, and calls that it made. A nested call is shown without its
         operation if the caller may not see that operation.
-Rule 3: listings have an ETag: a client can check cheaply whether a listing has changed (`If-None-Match`).
+Rule 2: listings have an ETag: a client can check cheaply whether a listing has changed (`If-None-Match`).
 """
 
 import asyncio
 import inspect
 from collections import OrderedDict
-from functools import cache
 from hashlib import sha256
 from itertools import islice
 from secrets import token_hex
@@ -28,102 +25,16 @@ from operations.contract.access import Identity
 from operations.contract.specs import OperationSpec, OperationType, source_of
 from operations.front.config import ServerConfig
 from operations.front.messages import JSON, Reply, json_reply, matches_tag, route_path
-from operations.front.public_errors import METADATA_PATH, RESOURCE_PATHS, Header
+from operations.front.public_errors import METADATA_PATH, RESOURCE_PATHS
 from operations.front.request import RequestState
-from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
+from operations.front.search import visible_specs
 from operations.openapi.serving import to_openapi
-from operations.openapi.serving.query_arguments import QueryArguments
 from operations.recorder.graph import CallGraph, CallRecord
-from operations.schema import Schema, schema_for, validate_or_raise
-from operations.server.events import serve_events
-from operations.server.routes import Route, read_query
-from operations.server.runs import call_run, may_be_run
+from operations.server.entries import FixedPath, Page
 from operations.server.signin.identity import BY_COOKIE, Sessions
 from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-async def _search(state: RequestState) -> Reply:
-    wanted = await _read(state, Search)
-    return json_reply(await state.front.answer(wanted, state.context, state.caller))
-
-
-async def _schema(state: RequestState) -> Reply:
-    wanted = await _read(state, SchemaRequest)
-    return json_reply(await state.front.answer(wanted, state.context, state.caller))
-
-
-async def _call(state: RequestState) -> Reply:
-    front = state.front
-    state.take_slot()
-    wanted = await _read(state, OperationCall)
-    state.call_operation(front.find(wanted.operation, state.identity))
-    state.start_work()
-    operation = front.registry.get(wanted.operation)
-    if operation is not None and may_be_run(state, operation):
-        answer = await call_run(state, operation, wanted.input)
-        if isinstance(answer, Reply):
-            return answer
-        envelope = answer
-    else:
-        envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
-    return Reply(200, envelope.encode(), [JSON, _request_id(state)])
-
-
-async def _batch(state: RequestState) -> Reply:
-    state.take_slot()
-    wanted = await _read(state, Batch)
-    state.start_work()
-    results = await state.front.answer(wanted, state.context, state.caller)
-    return json_reply(results, headers=[_request_id(state)])
-
-
-def _request_id(state: RequestState) -> Header:
-    return b"x-request-id", state.context.request_id.encode()
-
-
-async def _subscribe(state: RequestState) -> None:
-    wanted = await _read(state, OperationCall)
-    spec = state.spec = state.front.find(wanted.operation, state.identity)
-    await serve_events(state, spec, wanted.input)
-
-
-GATEWAY_ROUTES = {
-    "/search": Route(methods=("GET", "POST"), endpoint=_search),
-    "/schema": Route(methods=("GET", "POST"), endpoint=_schema),
-    "/call": Route(methods=("POST",), endpoint=_call),
-    "/batch": Route(methods=("POST",), endpoint=_batch),
-    "/subscribe": Route(methods=("GET", "POST"), endpoint=_subscribe, is_stream=True),
-}
-"""The five paths of the gateway."""
-
-
-async def _read(state: RequestState, kind: type[T]) -> T:
-    """Return the arguments of a request, from its query or its body.
-
-    Raises:
-        CallError: `VALIDATION_ERROR`, with the location of the error.
-    """
-    schema, arguments = _form(kind)
-    if state.scope["method"] == "POST":
-        asked = await state.read_json()
-    else:
-        asked = read_query(arguments, state)
-    given: Any = {} if asked is None else asked
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError:
-        validate_or_raise(schema, given, subject="request")
-        # In JSON, 5.0 is an integer.
-        return msgspec.convert(given, kind, strict=False)
-
-
-@cache
-def _form(kind: type[Any]) -> tuple[Schema, QueryArguments]:
-    """Return the schema of the arguments of a request, and their form in a query."""
-    schema = schema_for(kind)
-    return schema, QueryArguments(schema)
 
 
 MAX_CALLS = 500
@@ -194,7 +105,7 @@ _KEPT = 16
 
 
 class Pages:
-    """The fixed paths besides the gateway; `/calls` only if calls are recorded."""
+    """The paths of these pages; `/calls` only if calls are recorded."""
 
     def __init__(
         self,
@@ -209,22 +120,19 @@ class Pages:
         self._sessions = sessions
         self._metrics = metrics
         self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self.routes = {
-            "/operations": Route(methods=("GET",), endpoint=self._operations),
-            "/openapi.json": Route(methods=("GET",), endpoint=self._openapi),
-            "/session": Route(
-                methods=("GET", "POST", "DELETE"), endpoint=self._session, is_open=True
-            ),
-            "/metrics": Route(methods=("GET",), endpoint=self._show_metrics),
-            "/healthz": Route(methods=("GET",), endpoint=self._healthz, is_probe=True),
-            "/readyz": Route(methods=("GET",), endpoint=self._readyz, is_probe=True),
+        self.paths: dict[str, FixedPath] = {
+            "/operations": Page(self._operations),
+            "/openapi.json": Page(self._openapi),
+            "/session": Page(self._session, "GET", "POST", "DELETE", is_open=True),
+            "/metrics": Page(self._show_metrics),
+            "/healthz": Page(self._healthz, is_probe=True),
+            "/readyz": Page(self._readyz, is_probe=True),
         }
         if graph is not None:
-            self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
+            self.paths["/calls"] = Page(self._calls)
         if config.authorization_servers:
-            metadata = Route(methods=("GET",), endpoint=self._resource_metadata, is_probe=True)
-            paths = ("", *RESOURCE_PATHS)
-            self.routes |= {f"{METADATA_PATH}{path}": metadata for path in paths}
+            metadata = Page(self._resource_metadata, is_probe=True)
+            self.paths |= {f"{METADATA_PATH}{path}": metadata for path in ("", *RESOURCE_PATHS)}
 
     def _tag(self, state: RequestState, *news: Any) -> bytes:
         """Return an ETag that changes when the set of operations that the caller may call changes."""
@@ -268,7 +176,7 @@ class Pages:
 
     def _mine(self, state: RequestState) -> list[CallRecord]:
         identity = state.identity
-        if identity is None and state.pipeline.resolve is not None:
+        if identity is None and self._config.identity is not None:
             # Callers without identity do not see each other's calls.
             return []
         caller: tuple[str | None, str | None] = (None, None)

@@ -46,8 +46,9 @@ from operations.front.messages import (
     read_body,
     route_path,
 )
+from operations.front.pipeline import RequestPipeline
 from operations.front.public_errors import not_found, too_large
-from operations.front.request import STATE, RequestPipeline, RequestState, challenge_of
+from operations.front.request import STATE, RequestState, Slots, Target, challenge_of
 from operations.io.guard import LOOPBACK
 from operations.mcp.serving.requests import (
     LISTEN,
@@ -145,38 +146,48 @@ class MCPApp:
 
     async def _serve_path(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_ours = self._paths is None or route_path(scope) in self._paths
-        endpoint = self._serve if is_ours else self._not_found
-        await self._pipeline.serve(scope, receive, send, endpoint)
-
-    async def _not_found(self, state: RequestState) -> Reply:
-        await state.enter()
-        raise not_found()
-
-    async def _serve(self, state: RequestState) -> Reply | None:
-        scope = state.scope
-        if not _is_stripped(state):
+        if is_ours:
             scope["headers"] = [(name, value.strip()) for name, value in scope["headers"]]
-            state.headers = dict(scope["headers"])
-        method = scope["method"]
-        is_stream = method == "GET" or state.headers.get(b"mcp-method") == LISTEN
-        await state.identify()
-        state.admit(is_stream=is_stream)
-        exhausted = self._take_slot(state, is_stream=is_stream)
+        await self._pipeline.serve(scope, receive, send, self if is_ours else _NOTHING)
+
+    # ------------------------------------------------------------ the steps of a request
+
+    def place(self, state: RequestState) -> Target:
+        """Return which slot the request takes; answers of clients have slots of their own."""
+        method = state.scope["method"]
+        if method == "GET" or state.headers.get(b"mcp-method") == LISTEN:
+            return _STREAM
+        return _MESSAGE if method == "POST" and self._handshake.knows(state) else _CALL
+
+    async def read(self, state: RequestState) -> Any:
+        """Return the message of a POST; or the response that rejects the request."""
+        scope = state.scope
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id
-        body = await _read(state) if method == "POST" else b""
-        transport = self._handshake if is_handshake_version(state.headers) else self._modern
-        rejected = rejection(state, transport.methods())
+        is_post = scope["method"] == "POST"
+        body = await _read(state) if is_post else b""
+        rejected = rejection(state, self._transport(state).methods())
         if rejected is not None:
             return rejected
-        message = decode_message(body) if method == "POST" else None
-        if isinstance(message, Reply):
-            return message
-        if exhausted is not None and not is_answer(message):
-            raise exhausted
+        message = decode_message(body) if is_post else None
+        if (
+            state.exhausted is not None
+            and not isinstance(message, Reply)
+            and not is_answer(message)
+        ):
+            raise state.exhausted
+        return message
+
+    async def run(self, state: RequestState, asked: Any) -> Reply | None:
+        """Serve the message."""
+        if isinstance(asked, Reply):
+            return asked
         if state.front.challenge.authorization_servers:
-            self._enforce_scopes(called_tool(message), state)
-        return await transport.serve(state, message)
+            self._enforce_scopes(called_tool(asked), state)
+        return await self._transport(state).serve(state, asked)
+
+    def _transport(self, state: RequestState) -> HandshakeTransport | ModernTransport:
+        return self._handshake if is_handshake_version(state.headers) else self._modern
 
     def _enforce_scopes(self, name: str, state: RequestState) -> None:
         """Reject a call of a tool whose scopes are advertised, so that an OAuth client requests them.
@@ -195,23 +206,6 @@ class MCPApp:
                 challenge = challenge_of(state.scope, state.front)
                 raise (error if state.identity else challenge.missing()) from None
 
-    def _take_slot(self, state: RequestState, *, is_stream: bool) -> CallError | None:
-        """Take a slot for a request; return the error for a call if only slots for answers are free.
-
-        A call that waits for an answer of its client holds a slot, so answers have separate slots.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if no slot is free.
-        """
-        try:
-            state.take_slot(is_stream=is_stream)
-        except CallError as error:
-            if is_stream or state.scope["method"] != "POST" or not self._handshake.knows(state):
-                raise
-            state.slot = state.front.answers.enter(state.caller)
-            return error
-        return None
-
 
 async def _read(state: RequestState) -> bytes:
     limits = state.front.limits
@@ -225,11 +219,27 @@ async def _read(state: RequestState) -> bytes:
     return body
 
 
-def _is_stripped(state: RequestState) -> bool:
-    """Return whether no header value has surrounding white space, which not every server removes."""
-    if len(state.headers) != len(state.scope["headers"]):
-        return False
-    return all(value.strip() == value for value in state.headers.values())
+_CALL = Target(slots=Slots.CALLS, is_watched=False)
+_MESSAGE = Target(slots=Slots.CALLS, may_answer=True, is_watched=False)
+_STREAM = Target(slots=Slots.STREAMS, is_watched=False)
+
+
+class _Nothing:
+    """Serves the paths at which there is no MCP."""
+
+    def place(self, _state: RequestState) -> Target:
+        """Return that the request only counts against its caller."""
+        return Target()
+
+    async def read(self, _state: RequestState) -> None:
+        """Read nothing."""
+
+    async def run(self, _state: RequestState, _asked: None) -> Reply:
+        """Raise the error."""
+        raise not_found()
+
+
+_NOTHING = _Nothing()
 
 
 # ------------------------------------------------------------ standard input and output

@@ -32,7 +32,8 @@ from operations.contract.events import trace_context
 from operations.front.config import MCPServerSettings, ServerConfig
 from operations.front.front import Front
 from operations.front.limits import caller_key
-from operations.front.request import STATE, RequestPipeline, RequestState
+from operations.front.pipeline import RequestPipeline
+from operations.front.request import STATE, RequestState
 from operations.front.timing import Scope
 from operations.io.guard import LOOPBACK
 from operations.mcp.serving.app import MCPApp, bounded_stdio

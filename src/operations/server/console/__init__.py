@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from operations.front.messages import matches_tag
 from operations.front.request import RequestState
-from operations.server.routes import Route
+from operations.server.entries import FixedPath, Page
 
 ASSETS: Final = "/~console"
 """The path of the files, below the root path of the app."""
@@ -58,15 +58,13 @@ _SCRIPT: Final = "theme.js"
 """The only file of JavaScript that is not a module."""
 
 
-def console_routes() -> dict[str, Route]:
+def console_paths() -> dict[str, FixedPath]:
     """Return the page at `/` and its files, which every client may read."""
     found = {file.name: file.read_bytes() for file in files(__name__).joinpath("static").iterdir()}
     modules = sorted(name for name in found if name.endswith(".js") and name != _SCRIPT)
     found[_PAGE] = _preloading(found[_PAGE], modules)
     return {
-        "/" if name == _PAGE else f"{ASSETS}/{name}": Route(
-            methods=("GET",), endpoint=_Asset(name, content), is_probe=True
-        )
+        "/" if name == _PAGE else f"{ASSETS}/{name}": Page(_Asset(name, content), is_probe=True)
         for name, content in found.items()
     }
 

@@ -24,7 +24,7 @@ from operations.base.types import options_of
 from operations.front.config import ASGIApp, ListenConfig
 from operations.front.front import OpenStreams
 from operations.front.limits import Limits
-from operations.front.request import RequestPipeline
+from operations.front.pipeline import RequestPipeline
 from operations.io.guard import notice_lost_hosts
 from operations.server.http11.exchange import (
     NO_BODY,
