@@ -166,6 +166,11 @@ class RunScope(Protocol):
         """The seconds for which this attempt has only waited for people, signals or a time."""
         ...
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled; if not, a cancelled handler continues in another attempt."""
+        ...
+
     async def begin(self, operation: Any) -> "RunScope":
         """Commit that the handler of an operation begins; return the scope for the handler."""
         ...

@@ -193,6 +193,10 @@ class MCPClientConfig(ConnectionConfig):
     queries: Collection[str] = ()
     """Names or patterns of tools that you know to be read-only."""
 
+    durable: Collection[str] | None = None
+    """Names or patterns of tools whose calls are runs, if the registry keeps runs. A task of the server then survives
+    this process. None: tools with `execution.taskSupport`, or all tools of a server with tasks that marks none."""
+
     trust_annotations: bool = False
     """Trust what the server declares about its tools: read-only, idempotent, exported contracts."""
 
@@ -259,6 +263,7 @@ class MCPClientConfig(ConnectionConfig):
             allow=self.allow,
             deny=self.deny,
             queries=self.queries,
+            durable=self.durable,
             secrets=self.secrets,
             allowed_hosts=self.allowed_hosts,
         )

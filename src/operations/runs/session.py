@@ -214,7 +214,7 @@ class Session:
             whole=base.whole,
             authority=base.authority,
             metadata=base.metadata,
-            channel=self._channel(),
+            channel=self._channel(base.channel),
             registry=host.registry,
         )
         return None
@@ -233,8 +233,16 @@ class Session:
         step = self.recorded.begun_once()
         return [*self._begun.values()] or ([] if step is None else [step])
 
-    def _channel(self) -> CallerChannel:
-        return CallerChannel(progress=self._report, elicit=self._elicit, sample=self._sample)
+    def _channel(self, given: CallerChannel) -> CallerChannel:
+        """Return the channel of the run. The first attempt knows more of the caller."""
+        return CallerChannel(
+            progress=self._report,
+            elicit=self._elicit,
+            sample=self._sample,
+            meta=given.meta,
+            session=given.session,
+            serves_anonymous=given.serves_anonymous,
+        )
 
     async def _call_root(self) -> End | None:
         """Run the root call to its end; return how the run ends, or None if the attempt ends without that."""
@@ -331,6 +339,11 @@ class Session:
         if not self._cancelled and not self._closed:
             self._cancelled = True
             self._interrupt()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled."""
+        return self._cancelled
 
     def _interrupt(self) -> None:
         if self._root is not None:
@@ -822,6 +835,11 @@ class HandlerScope:
         self._session, self._name = session, name
 
     @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled."""
+        return self._session.is_cancelled
+
+    @property
     def run(self) -> Run:
         """The handle of the run."""
         return self._session.handle()
@@ -867,6 +885,11 @@ class InlineScope:
     def is_admitted(self) -> bool:
         """Return False: its nested calls spend their own approvals and budgets."""
         return False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled."""
+        return self._session.is_cancelled
 
     @property
     def run(self) -> Run:

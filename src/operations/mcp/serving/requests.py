@@ -181,7 +181,8 @@ class ModernTransport:
         method, params = message["method"], message.get("params")
         if method in _TASK_METHODS:
             named = decode_header_value(headers.get("mcp-name"))
-            if named != object_of(params).get("taskId"):
+            # Clients of fastmcp-tasks 4.1 omit it.
+            if named is not None and named != object_of(params).get("taskId"):
                 reason = "Mcp-Name header does not match the request body's 'taskId' parameter"
                 raise MCPError(types.HEADER_MISMATCH, reason)
         schema_of = self._server.get_tool_input_schema

@@ -400,7 +400,7 @@ async def answers_to(
         return None
     answers: JSONObject = {}
     for key, question in _questions(result).items():
-        answer = await _settled(question, config, context)
+        answer = await answer_question(question, config, context)
         if answer is None:
             return None
         answers[key] = answer
@@ -413,10 +413,14 @@ async def answers_to(
     return added
 
 
-async def _settled(
+async def answer_question(
     question: JSONObject, config: MCPClientConfig, context: OperationContext
 ) -> JSONObject | None:
-    """Return the answer of the caller or of the application; None if neither can answer."""
+    """Return the answer of the caller or of the application to a question; None if neither can answer.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if a handler fails; `TIMEOUT` if it takes too long.
+    """
     method, params = question["method"], object_of(question.get("params"))
     asking = caller_answer(method, params, context, client.get())
     seconds: float | None = config.answer_timeout

@@ -17,7 +17,7 @@ from mcp.client.session import ClientSession
 from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
 from mcp.shared.dispatcher import CallOptions, DispatchContext, ProgressFnT
-from mcp.shared.inbound import x_mcp_header_map
+from mcp.shared.inbound import encode_header_value, x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -219,9 +219,19 @@ class RelaySession(ClientSession):
                 self._x_mcp_header_maps[tool["name"]] = x_mcp_header_map(schema)
 
     async def relay(
-        self, method: str, params: JSONObject, on_progress: OnProgress | None = None
+        self,
+        method: str,
+        params: JSONObject,
+        on_progress: OnProgress | None = None,
+        extensions: JSONObject | None = None,
     ) -> JSONObject:
         """Send a request and return its result unchanged. `params` may be modified.
+
+        Args:
+            method: The method.
+            params: Its parameters.
+            on_progress: Receives progress reports.
+            extensions: The extensions that the request declares, with their settings.
 
         Raises:
             MCPError: If the server responds with an error or does not respond.
@@ -229,6 +239,13 @@ class RelaySession(ClientSession):
         data: JSONObject = {"method": method, "params": params}
         options: CallOptions = {}
         self._stamp(data, options)
+        if extensions and self.is_modern:
+            meta = data["params"]["_meta"]
+            known = meta[types.CLIENT_CAPABILITIES_META_KEY]
+            named = {**known.get("extensions", {}), **extensions}
+            meta[types.CLIENT_CAPABILITIES_META_KEY] = {**known, "extensions": named}
+        if method.startswith("tasks/"):
+            options.setdefault("headers", {})["mcp-name"] = encode_header_value(params["taskId"])
         plain = self._plain
         if plain is not None and method in METHODS and plain.is_usable and self.protocol_version:
             request_id = plain.next_id()

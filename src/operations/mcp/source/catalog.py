@@ -294,9 +294,10 @@ class ServerCatalog:
         self.pins.accept(key)
         self._rebuild()
 
-    def take(self, listing: Listing, version: str) -> bool:
+    def take(self, listing: Listing, version: str, *, offers_tasks: bool = False) -> bool:
         """Build the operations from the listings of a server `version`; return whether any operation changed."""
-        if (listing, version) == (self._listing, self._source.version):
+        known = self._source
+        if (listing, version, offers_tasks) == (self._listing, known.version, known.offers_tasks):
             return False
         self.tools = {
             tool["name"]: tool
@@ -311,7 +312,11 @@ class ServerCatalog:
                 ", ".join(map(ascii, changed)),
                 "in quarantine" if self._config.pin == "strict" else "accepted",
             )
-        self._listing, self._source = listing, replace(self._source, version=version)
+        marks_tasks = any(_task_support(tool) for tool in listing.tools)
+        self._source = replace(
+            known, version=version, offers_tasks=offers_tasks, marks_tasks=marks_tasks
+        )
+        self._listing = listing
         self._rebuild()
         return True
 
@@ -371,7 +376,18 @@ class ServerCatalog:
             except ValueError as error:
                 skipped[ascii(name)[1:-1]] = str(error)
             else:
-                yield name, tools.build_tool(spec, name, self._source, self._asked)
+                durable = self._is_durable(name, tool)
+                yield name, tools.build_tool(spec, name, self._source, self._asked, durable=durable)
+
+    def _is_durable(self, name: str, tool: JSONObject) -> bool:
+        """Return whether the calls of a tool are runs."""
+        source, config = self._source, self._config
+        if config.durable is not None:
+            return tools.matches(name, config.durable)
+        # A run stores no tokens of its caller.
+        if not source.offers_tasks or callable(config.auth):
+            return False
+        return _task_support(tool) or not source.marks_tasks
 
     def _find(self, name: str) -> Operation | None:
         return self.operations.get(self._ids.get(name, ""))
@@ -407,9 +423,15 @@ class ServerCatalog:
                 logger.warning("%s: a new tool was not registered: %s", self._server, error)
 
 
+def _task_support(tool: JSONObject) -> bool:
+    """Return whether a listed tool is marked as one whose calls may be tasks."""
+    return object_of(tool.get("execution")).get("taskSupport") in ("optional", "required")
+
+
 def _is_same(old: Operation, new: Operation) -> bool:
     return (
         old.spec == new.spec
         and old.resources == new.resources
         and old.source_info == new.source_info
+        and old.durable == new.durable
     )

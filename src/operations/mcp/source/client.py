@@ -30,6 +30,7 @@ from operations.contract.specs import Operation
 from operations.front.timing import CallTimeout
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.shared.codec import with_caller_meta
+from operations.mcp.shared.extensions import TASKS
 from operations.mcp.shared.failures import Failure, read_failure
 from operations.mcp.shared.interaction import CallInFlight, CallsInFlight, is_known, own_config
 from operations.mcp.shared.sdk import OnProgress, RelaySession
@@ -339,7 +340,8 @@ class MCPClient:
                 raise
             try:
                 sent = with_caller_meta(params, context, modern=session.is_modern)
-                result = await session.relay(method, sent, _progress(call, connection.redactor))
+                progress = _progress(call, connection.redactor)
+                result = await session.relay(method, sent, progress, _declared(method, session))
             except Exception as error:  # noqa: BLE001 - any error of the SDK is a failure of the call
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
@@ -350,7 +352,9 @@ class MCPClient:
                     raise failure.error from None
             else:
                 connection.is_there()
-                is_error = result.get("isError") is True
+                of_task = object_of(result.get("result"))
+                is_error = any(each.get("isError") is True for each in (result, of_task))
+                is_error = is_error or "error" in result
                 return connection.redactor.redact_all(result) if is_error else result
 
     async def _was_stale(self, failure: Failure, session: RelaySession, retries: Retries) -> bool:
@@ -469,7 +473,7 @@ class MCPClient:
     async def _take(self, session: RelaySession) -> None:
         listing = await list_everything(session, self.config.max_tools)
         version = self.server_info.version if self.server_info else "1.0.0"
-        self._changes += self._catalog.take(listing, version)
+        self._changes += self._catalog.take(listing, version, offers_tasks=offers_tasks(session))
 
     # ------------------------------------------------------------ the server's own messages
 
@@ -534,6 +538,17 @@ def _progress(call: CallInFlight, redactor: Redactor) -> OnProgress:
             await report(done, total, redactor.redact(message) if message else message)
 
     return progress
+
+
+def _declared(method: str, session: RelaySession) -> JSONObject | None:
+    """Return the extensions that a request declares: tasks, if the server offers them."""
+    is_used = method == "tools/call" or method.startswith("tasks/")
+    return {TASKS: {}} if is_used and offers_tasks(session) else None
+
+
+def offers_tasks(session: RelaySession) -> bool:
+    """Return whether a server offers tasks."""
+    return session.is_modern and TASKS in (session.offers.extensions or {})
 
 
 def _is_away(error: CallError) -> bool:

@@ -11,6 +11,7 @@ Rule 4: the data is the structured content or, if that is null, the content bloc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -41,6 +42,7 @@ from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.shared import codec
 from operations.mcp.shared.interaction import MAX_ROUNDS, answers_to, is_question, question_envelope
+from operations.mcp.source.tasks import begun, is_task, result_of
 from operations.schema import Change, Schema, from_schema
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import rewritten
@@ -186,6 +188,10 @@ class ServerAccess:
     watch: Callable[[str, OperationContext], AsyncGenerator[str]]
     """`(uri, context)` -> the URI of the changed resource, for each change."""
 
+    offers_tasks: bool = False
+    marks_tasks: bool = False
+    """Whether the server offers tasks, and marks the tools whose calls may be tasks."""
+
     async def settled(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
     ) -> JSONObject:
@@ -289,7 +295,12 @@ def _text(value: Any) -> str | None:
 
 
 def build_tool(
-    spec: OperationSpec, tool_name: str, source: ServerAccess, on_question: Callable[[], str]
+    spec: OperationSpec,
+    tool_name: str,
+    source: ServerAccess,
+    on_question: Callable[[], str],
+    *,
+    durable: bool = False,
 ) -> Operation:
     """Return the operation that calls `tool_name`.
 
@@ -298,12 +309,22 @@ def build_tool(
         tool_name: The name of the tool at the server.
         source: The server.
         on_question: Called when a question is returned to the caller; returns the id of the operation for its answer.
+        durable: Whether its calls are runs.
     """
     replayable, config = spec.replayable, source.config
 
     async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         params = {"name": tool_name, "arguments": _arguments(spec, config, input)}
-        result = await source.settled("tools/call", params, context, replayable=replayable)
+        begin: Callable[[], Awaitable[JSONObject]]
+        begin = partial(source.settled, "tools/call", params, context, replayable=replayable)
+        if source.offers_tasks:
+            begin = partial(begun, begin, source, context)
+        if durable:
+            result = await context.step("call", begin, once=not replayable)
+        else:
+            result = await begin()
+        if is_task(result):
+            result = await result_of(result, source, context)
         if is_question(result):
             resume = {"operation": on_question(), "name": tool_name, "arguments": input}
             return question_envelope(result, resume)
@@ -318,6 +339,7 @@ def build_tool(
         input=config.input,
         exact_schemas=config.exact_schemas,
         descriptions=config.descriptions,
+        durable=durable,
     )
 
 
@@ -394,6 +416,8 @@ def build_resume(source: ServerAccess, find: Callable[[str], Operation | None]) 
             raise in_quarantine(tool.id, source.server)
         params = {**input, "arguments": _arguments(tool, config, arguments)}
         result = await source.request("tools/call", params, context, replayable=False)
+        if is_task(result):
+            result = await result_of(result, source, context)
         if is_question(result):
             return question_envelope(result)
         envelope = _envelope(tool, config, result)

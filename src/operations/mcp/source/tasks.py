@@ -1,0 +1,206 @@
+"""Tasks of a server (`io.modelcontextprotocol/tasks`): a call whose result is fetched later.
+
+    tools/call -> a task -> tasks/get, tasks/get, ... -> the result of the call
+
+Rule 1: in a run, the call and the id of its task are a step: an attempt that continues asks for the task, and never
+        repeats the call.
+Rule 2: the task is cancelled with the call or run that waits for it, but not if this process only stops.
+Rule 3: a server that does not respond for a while does not end the wait: its task may survive.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, Final, Protocol
+
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import object_of, text_of
+from operations.base.tasks import cancel_tasks
+from operations.base.types import JSONObject
+from operations.contract.context import OperationContext
+from operations.mcp.config import MCPClientConfig
+from operations.mcp.shared.interaction import ELICIT, answer_question
+
+_POLL_SECONDS: Final = 0.5
+_POLL_BOUNDS: Final = (0.05, 10.0)
+"""Seconds between two requests for a task, if its server names no interval, and the bounds of the interval."""
+
+_FIRST_SECONDS: Final = 0.1
+_GROWTH: Final = 1.5
+"""The first pause in seconds, and the growth of the following ones up to the interval: most tasks are short."""
+
+_PATIENCE_SECONDS: Final = 600.0
+"""Seconds without a response of the server after which its task counts as lost."""
+
+_BEGIN_SECONDS: Final = 1.0
+"""Seconds to wait for the id of the task of a call that was cancelled."""
+
+_CANCEL_SECONDS: Final = 3.0
+"""Seconds for the request that cancels a task."""
+
+_RETRIED: Final = (ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.RESOURCE_EXHAUSTED)
+
+
+class Server(Protocol):
+    """The server of a task."""
+
+    @property
+    def server(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def config(self) -> MCPClientConfig:
+        """Its configuration."""
+        ...
+
+    @property
+    def request(self) -> Callable[..., Awaitable[JSONObject]]:
+        """Sends a request, with `(method, params, context, replayable=...)`; raises `CallError` without a result."""
+        ...
+
+
+def is_task(result: Mapping[str, Any]) -> bool:
+    """Return whether a result is fetched later."""
+    return result.get("resultType") == "task" and isinstance(result.get("taskId"), str)
+
+
+async def begun(
+    call: Callable[[], Awaitable[JSONObject]], server: Server, context: OperationContext
+) -> JSONObject:
+    """Return the result of a call, which may be a task. If the call is cancelled first, its task is cancelled."""
+    calling = asyncio.ensure_future(call())
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait({calling}, timeout=_BEGIN_SECONDS)
+        if calling.done() and not calling.cancelled() and calling.exception() is None:
+            task = calling.result()
+            if is_task(task):
+                await _cancel(task["taskId"], server, context)
+        raise
+    finally:
+        await cancel_tasks(calling)
+
+
+async def _cancel(task_id: str, server: Server, context: OperationContext) -> None:
+    """Cancel a task, unless another attempt of the run continues it."""
+    if context.scope is None or context.scope.is_cancelled:
+        with suppress(CallError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await server.request("tasks/cancel", {"taskId": task_id}, context, replayable=True)
+
+
+async def result_of(task: JSONObject, server: Server, context: OperationContext) -> JSONObject:
+    """Wait for a task, with its questions; return the result of its call.
+
+    Raises:
+        CallError: If the task failed, was cancelled, or is lost.
+    """
+    task_id = task["taskId"]
+    try:
+        return await _Follower(task_id, server, context).follow(task)
+    except asyncio.CancelledError:
+        await _cancel(task_id, server, context)
+        raise
+
+
+class _Follower:
+    """Waits for one task."""
+
+    def __init__(self, task_id: str, server: Server, context: OperationContext) -> None:
+        self._id, self._server, self._context = task_id, server, context
+        self._answered: set[str] = set()
+        self._reports = 0
+        self._reported = ""
+
+    async def follow(self, task: JSONObject) -> JSONObject:
+        """Return the result of the call.
+
+        Raises:
+            CallError: If the task failed, was cancelled, or is lost.
+        """
+        pause = _FIRST_SECONDS
+        while True:
+            status = task.get("status")
+            if status == "completed":
+                return object_of(task.get("result"))
+            if status == "failed":
+                raise _failure(object_of(task.get("error")))
+            if status == "cancelled":
+                message = f"{self._server.server} has cancelled the task"
+                raise CallError(ErrorCode.ABORTED, message)
+            await self._report(text_of(task.get("statusMessage")))
+            if status == "input_required" and await self._answer(task):
+                task = await self._get()
+                continue
+            await asyncio.sleep(min(pause, _interval(task)))
+            pause *= _GROWTH
+            task = await self._get()
+
+    async def _get(self) -> JSONObject:
+        """Return the present state of the task; wait for a server that does not respond."""
+        loop = asyncio.get_running_loop()
+        ends, pause = loop.time() + _PATIENCE_SECONDS, _POLL_SECONDS
+        while True:
+            params: JSONObject = {"taskId": self._id}
+            try:
+                return await self._server.request(
+                    "tasks/get", params, self._context, replayable=True
+                )
+            except CallError as error:
+                error.begun = None
+                if error.code not in _RETRIED or loop.time() > ends:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _POLL_BOUNDS[1])
+
+    async def _report(self, message: str) -> None:
+        if message and message != self._reported:
+            self._reported = message
+            self._reports += 1
+            await self._context.progress(self._reports, None, message)
+
+    async def _answer(self, task: JSONObject) -> bool:
+        """Answer the outstanding questions; return False if there is none that can be answered."""
+        asked = object_of(task.get("inputRequests"))
+        new = {key: object_of(each) for key, each in asked.items() if key not in self._answered}
+        if not new:
+            return False
+        asking = [asyncio.ensure_future(self._ask(*each)) for each in new.items()]
+        try:
+            await asyncio.gather(*asking)
+        finally:
+            await cancel_tasks(*asking)
+        return True
+
+    async def _ask(self, key: str, question: JSONObject) -> None:
+        self._answered.add(key)
+        params = dict(object_of(question.get("params")))
+        if question.get("method") == ELICIT and self._context.scope is not None:
+            # Equal questions of one task have different answers.
+            form = object_of(params.get("requestedSchema"))
+            params["requestedSchema"] = {**form, "$id": f"q{sha256(key.encode()).hexdigest()[:16]}"}
+        asked = {**question, "params": params}
+        answer = await answer_question(asked, self._server.config, self._context)
+        if answer is None:
+            return
+        update = {"taskId": self._id, "inputResponses": {key: answer}}
+        await self._server.request("tasks/update", update, self._context, replayable=True)
+
+
+def _interval(task: JSONObject) -> float:
+    stated = task.get("pollIntervalMs")
+    is_number = isinstance(stated, int | float) and not isinstance(stated, bool)
+    seconds = float(stated) / 1000 if is_number and stated is not None else _POLL_SECONDS
+    return min(max(seconds, _POLL_BOUNDS[0]), _POLL_BOUNDS[1])
+
+
+def _failure(error: JSONObject) -> CallError:
+    """Return the error of a task that failed, as that of a call whose response is an error."""
+    message = text_of(error.get("message")) or "the task failed"
+    details: JSONObject = {"code": error.get("code"), "message": message}
+    if error.get("data") is not None:
+        details["data"] = error["data"]
+    return CallError(ErrorCode.EXECUTION_ERROR, message, details, retryable=False)
