@@ -66,44 +66,69 @@ def is_task(result: Mapping[str, Any]) -> bool:
     return result.get("resultType") == "task" and isinstance(result.get("taskId"), str)
 
 
-async def begun(
-    call: Callable[[], Awaitable[JSONObject]], server: Server, context: OperationContext
+async def call_with_tasks(
+    call: Callable[[], Awaitable[JSONObject]],
+    server: Server,
+    context: OperationContext,
+    *,
+    durable: bool,
+    once: bool,
 ) -> JSONObject:
-    """Return the result of a call, which may be a task. If the call is cancelled first, its task is cancelled."""
-    calling = asyncio.ensure_future(call())
+    """Make a call, and wait for its task if its result is one; return the result.
+
+    Args:
+        call: Sends the request.
+        server: The server.
+        context: The context of the call.
+        durable: Whether the call is a run.
+        once: Whether the request must not be sent twice.
+
+    Raises:
+        CallError: If the call or its task failed, was cancelled, or is lost.
+    """
+    begun: list[str] = []
+
+    async def begin() -> JSONObject:
+        calling = asyncio.ensure_future(call())
+        try:
+            return await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            # The server may have begun a task whose id is on its way.
+            await asyncio.wait({calling}, timeout=_BEGIN_SECONDS)
+            raise
+        finally:
+            if calling.done() and not calling.cancelled() and calling.exception() is None:
+                begun.extend([calling.result()["taskId"]] if is_task(calling.result()) else [])
+            await cancel_tasks(calling)
+
     try:
-        return await asyncio.shield(calling)
+        result = await (context.step("call", begin, once=once) if durable else begin())
+        if not is_task(result):
+            return result
+        # An attempt that continues has not called `begin`.
+        begun[:] = [result["taskId"]]
+        return await _Follower(result["taskId"], server, context).follow(result)
     except asyncio.CancelledError:
-        await asyncio.wait({calling}, timeout=_BEGIN_SECONDS)
-        if calling.done() and not calling.cancelled() and calling.exception() is None:
-            task = calling.result()
-            if is_task(task):
-                await _cancel(task["taskId"], server, context)
+        # If the run was not cancelled, another attempt continues the task.
+        if begun and (context.scope is None or context.scope.is_cancelled):
+            params: JSONObject = {"taskId": begun[0]}
+            with suppress(CallError, TimeoutError):
+                async with asyncio.timeout(_CANCEL_SECONDS):
+                    await server.request("tasks/cancel", params, context, replayable=True)
         raise
-    finally:
-        await cancel_tasks(calling)
-
-
-async def _cancel(task_id: str, server: Server, context: OperationContext) -> None:
-    """Cancel a task, unless another attempt of the run continues it."""
-    if context.scope is None or context.scope.is_cancelled:
-        with suppress(CallError, TimeoutError):
-            async with asyncio.timeout(_CANCEL_SECONDS):
-                await server.request("tasks/cancel", {"taskId": task_id}, context, replayable=True)
 
 
 async def result_of(task: JSONObject, server: Server, context: OperationContext) -> JSONObject:
-    """Wait for a task, with its questions; return the result of its call.
+    """Wait for a task; return the result of its call.
 
     Raises:
         CallError: If the task failed, was cancelled, or is lost.
     """
-    task_id = task["taskId"]
-    try:
-        return await _Follower(task_id, server, context).follow(task)
-    except asyncio.CancelledError:
-        await _cancel(task_id, server, context)
-        raise
+
+    async def known() -> JSONObject:
+        return task
+
+    return await call_with_tasks(known, server, context, durable=False, once=False)
 
 
 class _Follower:

@@ -42,7 +42,7 @@ from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.shared import codec
 from operations.mcp.shared.interaction import MAX_ROUNDS, answers_to, is_question, question_envelope
-from operations.mcp.source.tasks import begun, is_task, result_of
+from operations.mcp.source.tasks import call_with_tasks, is_task, result_of
 from operations.schema import Change, Schema, from_schema
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import rewritten
@@ -315,16 +315,13 @@ def build_tool(
 
     async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         params = {"name": tool_name, "arguments": _arguments(spec, config, input)}
-        begin: Callable[[], Awaitable[JSONObject]]
-        begin = partial(source.settled, "tools/call", params, context, replayable=replayable)
-        if source.offers_tasks:
-            begin = partial(begun, begin, source, context)
-        if durable:
-            result = await context.step("call", begin, once=not replayable)
+        send = partial(source.settled, "tools/call", params, context, replayable=replayable)
+        if source.offers_tasks or durable:
+            result = await call_with_tasks(
+                send, source, context, durable=durable, once=not replayable
+            )
         else:
-            result = await begin()
-        if is_task(result):
-            result = await result_of(result, source, context)
+            result = await send()
         if is_question(result):
             resume = {"operation": on_question(), "name": tool_name, "arguments": input}
             return question_envelope(result, resume)
