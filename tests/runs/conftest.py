@@ -37,8 +37,9 @@ async def registries(url: str) -> AsyncGenerator[OpenRegistry]:
     async with AsyncExitStack() as stack:
 
         def create(*operations: Any, **options: Any) -> OperationRegistry:
+            authority = options.pop("authority", None)
             runs = Runs(options.pop("url", url), **{"lease": 1.0, "grace": 0.0, **options})
-            registry = OperationRegistry(operations, runs=runs)
+            registry = OperationRegistry(operations, runs=runs, authority=authority)
             stack.push_async_callback(registry.aclose)
             return registry
 

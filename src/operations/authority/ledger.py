@@ -155,15 +155,17 @@ class Ledger:
         with suppress(CallError):
             self._record({"event": event, "operation": operation_id, "outcome": outcome}, context)
 
-    def _record(self, line: JSONObject, context: OperationContext) -> None:
-        identity = context.identity
-        if identity is not None:
-            line |= {"identity": identity.id, "issuer": identity.issuer}
-            line["acting"] = identity.acting or None
-        line |= {"request": context.request_id, "authority": context.authority_id}
-        if context.claim is not None:
-            # The calls of a script, as a tree.
-            line |= {"parent": context.parent_request_id, "script": context.claim.get("script")}
+    def note(self, event: str, line: JSONObject, context: OperationContext | None = None) -> None:
+        """Record something else than a call, such as the end of a run. Values that are None are left out.
+
+        Raises:
+            CallError: `UNAVAILABLE` if the line cannot be written and the ledger is strict.
+        """
+        self._record({"event": event, **line}, context)
+
+    def _record(self, line: JSONObject, context: OperationContext | None) -> None:
+        if context is not None:
+            line |= _facts(context)
         try:
             with self._writing:
                 self._unwritten += 1
@@ -246,6 +248,21 @@ class Ledger:
         if self._file != -1:
             os.close(self._file)
             self._file = -1
+
+
+def _facts(context: OperationContext) -> JSONObject:
+    """Return what a line tells of a caller."""
+    identity, scope = context.identity, context.scope
+    facts: JSONObject = {"request": context.request_id, "authority": context.authority_id}
+    if identity is not None:
+        acting = identity.acting or None
+        facts = {"identity": identity.id, "issuer": identity.issuer, "acting": acting} | facts
+    if context.claim is not None:
+        # The calls of a script, as a tree.
+        facts |= {"parent": context.parent_request_id, "script": context.claim.get("script")}
+    if scope is not None:
+        facts |= {"run": scope.run_id, "step": scope.step_name}
+    return facts
 
 
 def _signed(key: bytes, body: bytes) -> tuple[bytes, str]:

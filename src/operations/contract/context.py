@@ -157,6 +157,21 @@ class RunScope(Protocol):
         ...
 
     @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        ...
+
+    @property
+    def step_name(self) -> str:
+        """The name of the step that the call is, or is part of; `.` for the call of the run itself."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt, from 1 on."""
+        ...
+
+    @property
     def is_admitted(self) -> bool:
         """Whether an earlier attempt of the run has spent the approval and the budget of this call."""
         ...

@@ -81,6 +81,15 @@ class CallStarted(_CallerEvent, frozen=True, kw_only=True, tag="started"):
     queued: float | None = None
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
 
+    run: str | None = None
+    """The run that the call belongs to."""
+
+    step: str | None = None
+    """The step that the call is, or is part of; `.` for the call of the run itself."""
+
+    attempt: int | None = None
+    """The number of the attempt of the run, from 1 on."""
+
 
 class CallYielded(_CallEvent, frozen=True, kw_only=True, tag="yielded"):
     """A subscription returned an item."""
@@ -118,7 +127,43 @@ class RegistryChanged(
     change: Literal["added", "replaced", "removed"]
 
 
-CallEvent: TypeAlias = CallStarted | CallYielded | CallFinished | CallAbandoned | RegistryChanged
+class _RunEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event"):
+    """The fields of all events of runs."""
+
+    run: str
+    operation_id: str
+
+    timestamp: int
+    """Milliseconds since the epoch."""
+
+
+class RunStarted(_RunEvent, frozen=True, kw_only=True, tag="run.started"):
+    """A run was stored."""
+
+
+class RunResumed(_RunEvent, frozen=True, kw_only=True, tag="run.resumed"):
+    """Another attempt of a run begins in this process."""
+
+    attempt: int
+
+    reason: str
+    """`crash`, `shutdown`, `answer`, `time`, `retry` or `store`: why the last attempt has ended."""
+
+
+class RunEnded(_RunEvent, frozen=True, kw_only=True, tag="run.ended"):
+    """A run has ended."""
+
+    status: str
+
+    code: str | None = None
+    """The code of its error."""
+
+
+RunEvent: TypeAlias = RunStarted | RunResumed | RunEnded
+
+CallEvent: TypeAlias = (
+    CallStarted | CallYielded | CallFinished | CallAbandoned | RegistryChanged | RunEvent
+)
 """The events that observers receive."""
 
 

@@ -56,7 +56,7 @@ def report_start(
         series.started += 1
     began = perf_counter()
     if host.observed:
-        identity = context.identity
+        identity, scope = context.identity, context.scope
         host.notify(
             CallStarted(
                 **_facts(operation_id, context),
@@ -64,6 +64,9 @@ def report_start(
                 traceparent=context.metadata.get("traceparent"),
                 tracestate=context.metadata.get("tracestate"),
                 queued=context.channel.queued,
+                run=None if scope is None else scope.run_id,
+                step=None if scope is None else scope.step_name,
+                attempt=None if scope is None else scope.attempt,
             )
         )
 

@@ -141,7 +141,11 @@ class RunStore(Protocol):
         ...
 
     async def counts(self) -> dict[str, int]:
-        """Return the number of live runs by status, and the age of the `oldest` ready one in milliseconds."""
+        """Return the number of live and `unknown` runs, and the age of the `oldest` ready one in milliseconds."""
+        ...
+
+    def totals(self) -> dict[str, int]:
+        """Return the number of attempts of this process, and of the runs that ended in it by status."""
         ...
 
     async def aclose(self) -> None:

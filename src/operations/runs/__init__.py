@@ -26,10 +26,12 @@ from operations.base.json.values import as_json, canonical
 from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.access import Identity, access_denied
 from operations.contract.context import OperationContext, new_request_id
+from operations.contract.events import RunEvent
 from operations.contract.grant import Issuer
 from operations.contract.specs import Operation
 from operations.registry.plan import CallPlan
 from operations.registry.runs import (
+    FINAL,
     Run,
     RunPage,
     RunState,
@@ -44,6 +46,7 @@ from operations.runs.database import ALL, Connection, Database
 from operations.runs.executor import Executor
 from operations.runs.journal import Journal, Limits, Retention
 from operations.runs.keeper import Keeper
+from operations.runs.notes import Notes
 from operations.runs.records import Attempt, Caller, NewRun
 from operations.runs.schedules import Cron, Schedule
 from operations.runs.sqlite import SQLiteDatabase
@@ -137,12 +140,19 @@ class Runs:
         self.park_seconds = park
         self.schedules = dict(schedules or {})
         self._database = _database(url, password) if isinstance(url, str) else url
+        self._notes = Notes(partial(self._in_loop, self._send))
         self.journal = Journal(
-            self._database, self.limits, retention or Retention(), keep_steps=keep_steps
+            self._database,
+            self.limits,
+            retention or Retention(),
+            keep_steps=keep_steps,
+            notes=self._notes,
         )
         self._lease, self._grace, self._executes = lease, grace, executes
         self._subjects, self._grants = subjects, grants
-        self._writer = TransactionThread("operations runs", self._connect, writes=True)
+        self._writer = TransactionThread(
+            "operations runs", self._connect, writes=True, notes=self._notes
+        )
         self._reader = TransactionThread(
             "operations runs reader", self._connect_reader, writes=False
         )
@@ -183,6 +193,7 @@ class Runs:
                 "a store of runs belongs to one registry: open another Runs with the same URL"
             )
         self.registry = registry
+        self._notes.ledger = registry.authority.ledger
 
     async def open(self) -> None:
         """Open the journal and begin to work on runs, unless this process is a client. Opening it twice is harmless.
@@ -217,6 +228,7 @@ class Runs:
                 on_ready=partial(self._in_loop, self._on_ready),
                 on_lease=partial(self._in_loop, self._on_lease),
                 executes=executes,
+                notes=self._notes,
             )
             if executes:
                 connection = await asyncio.to_thread(self._database.connect)
@@ -274,6 +286,11 @@ class Runs:
             except RuntimeError:
                 # The loop is closed.
                 return
+
+    def _send(self, events: Sequence[RunEvent]) -> None:
+        """Send events to the observers of the registry."""
+        for event in events:
+            self.registry.notify(event)
 
     def _on_news(self, run_ids: Sequence[str]) -> None:
         """React to changes by other processes."""
@@ -439,7 +456,7 @@ class Runs:
         is_here = self._loop is asyncio.get_running_loop()
         executor = self._executor if is_here else None
         holder = None if executor is None or new.delay or new.at else executor.reserve()
-        work = self.write(lambda db: self.journal.start(db, new, holder))
+        work = self.write(lambda db: self.journal.start(db, new, holder, context))
         if executor is None or holder is None:
             state, _ = await asyncio.shield(work)
             self._in_loop(self._on_ready)
@@ -508,9 +525,14 @@ class Runs:
         return True
 
     async def counts(self) -> dict[str, int]:
-        """Return the number of live runs by status, and `oldest`: the age of the oldest ready one in milliseconds."""
+        """Return the number of live and `unknown` runs, and the age of the `oldest` ready one in milliseconds."""
         await self._opened()
         return await self.read(self.journal.counts)
+
+    def totals(self) -> dict[str, int]:
+        """Return the number of attempts that this process has begun, and of runs that ended in it by status."""
+        attempts = 0 if self._executor is None else self._executor.attempts
+        return {"attempts": attempts, **{str(each): self._notes.ended[each] for each in FINAL}}
 
     async def state(self, run_id: str, context: OperationContext) -> RunState:
         """Return the present state of a run.
@@ -623,7 +645,8 @@ class Runs:
         """
         await self._visible(run_id, context, MANAGE)
         data = _encoded(value, "The value of a signal", self.limits.input_bytes)
-        if not await self.write(lambda db: self.journal.signal(db, run_id, name, data)):
+        by = self._name(context)
+        if not await self.write(lambda db: self.journal.signal(db, run_id, name, data, by)):
             raise CallError(ErrorCode.RUN_ENDED, "The run has ended", {"run": run_id})
         self._in_loop(self._tell, run_id)
         self._changed(run_id)
@@ -640,7 +663,8 @@ class Runs:
         data = None
         if ran is not msgspec.UNSET:
             data = _encoded(ran, "The result of the call", self.limits.result_bytes)
-        await self.write(lambda db: self.journal.retry(db, run_id, data, not_run=not_run))
+        by = self._name(context)
+        await self.write(lambda db: self.journal.retry(db, run_id, data, by, not_run=not_run))
         self._in_loop(self._on_ready)
         self._changed(run_id)
         return await self.state(run_id, context)

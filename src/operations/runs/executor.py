@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from operations.base.errors import CallError
 from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.context import OperationContext
 from operations.runs.records import Attempt, Step
@@ -55,6 +56,8 @@ class Executor:
         self._has_strays = False
         """Whether this process may hold runs without an attempt: a claim whose commit has failed may be stored."""
         self._claiming: asyncio.Task[None] | None = None
+        self.attempts = 0
+        """The attempts that were begun."""
         self._is_open = True
         self._is_looking = self._looks_again = False
 
@@ -127,7 +130,8 @@ class Executor:
             try:
                 await self._release_left()
                 await self._claim()
-            except RunStoreError:
+            except CallError:
+                # The store does not work, or a strict ledger.
                 await asyncio.sleep(_RETRY_SECONDS)
                 self.wake()
 
@@ -158,6 +162,7 @@ class Executor:
             more = more and self._free > 0
 
     def _begin(self, attempt: Attempt, steps: list[Step], context: OperationContext | None) -> None:
+        self.attempts += 1
         session = Session(self._host, attempt, steps, context)
         known = self._sessions.get(attempt.id)
         if known is not None:

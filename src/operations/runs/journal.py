@@ -12,9 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode
+from operations.contract.context import OperationContext
 from operations.contract.envelopes import local_envelope
 from operations.registry.runs import FINAL, RunState, RunStatus, Waiting
 from operations.runs.database import Connection, Database
+from operations.runs.notes import Notes
 from operations.runs.records import ONCE, ROOT, Asked, Attempt, End, NewRun, Question, Step
 
 _encode = msgspec.json.encode
@@ -26,9 +28,7 @@ _STATE: Final = (
     "id, operation, status, created, updated, attempt, account, expires, progress, message, waiting, "
     "revision"
 )
-_CLAIMED: Final = (
-    "id, operation, digest, input, caller, fence, attempt, crashes, cancelled_by, created, revision"
-)
+_CLAIMED: Final = "id, operation, digest, input, caller, fence, attempt, crashes, cancelled_by, created, revision, cause"
 _STEP: Final = "name, parent, operation, kind, fence, begun, ended, result, error"
 _QUESTION: Final = "key, kind, request, until, answer, answered_by"
 
@@ -66,18 +66,25 @@ class Journal:
         limits: The limits.
         retention: How long runs are kept.
         keep_steps: Whether the steps of completed runs are kept.
+        notes: Told of what happens to runs.
     """
 
     def __init__(
-        self, database: Database, limits: Limits, retention: Retention, *, keep_steps: bool
+        self,
+        database: Database,
+        limits: Limits,
+        retention: Retention,
+        *,
+        keep_steps: bool,
+        notes: Notes,
     ) -> None:
-        self._database = database
+        self._database, self._notes = database, notes
         self._limits, self._retention, self._keep_steps = limits, retention, keep_steps
 
     # ------------------------------------------------------------ start and claim
 
     def start(
-        self, db: Connection, new: NewRun, holder: str | None
+        self, db: Connection, new: NewRun, holder: str | None, context: OperationContext
     ) -> tuple[RunState, Attempt | None]:
         """Store a run; return its state, and its first attempt if this executor may begin it at once.
 
@@ -115,6 +122,7 @@ class Journal:
                 return known, None
             raise CallError(ErrorCode.UNAVAILABLE, "The key is used at this moment: try again")
         db.changed(new.id)
+        self._notes.started(db, new.id, new.operation, context)
         state = RunState(
             id=new.id, operation=new.operation, status=status, created=now, updated=now, attempt=fence,
             owner=new.account, revision=1,
@@ -122,7 +130,7 @@ class Journal:
         if not claims:
             return state, None
         attempt = Attempt(
-            new.id, new.operation, new.digest, new.input, new.caller, 1, 1, 0, None, now, 1
+            new.id, new.operation, new.digest, new.input, new.caller, 1, 1, 0, None, now, 1, None
         )
         return state, attempt
 
@@ -168,11 +176,15 @@ class Journal:
         return is_ready, None if later is None else later - now
 
     def counts(self, db: Connection) -> dict[str, int]:
-        """Return the number of live runs by status, and the age of the oldest ready one in milliseconds."""
+        """Return the number of live and `unknown` runs, and the age of the `oldest` ready one in milliseconds."""
         rows = db.rows("SELECT status, COUNT(*) FROM runs WHERE expires IS NULL GROUP BY status")
         found = {"queued": 0, "working": 0, "input_required": 0} | dict(rows)
         ((oldest,),) = db.rows("SELECT MIN(updated) FROM runs WHERE wake = 0")
-        return found | {"oldest": 0 if oldest is None else max(0, db.now() - oldest)}
+        ((unknown,),) = db.rows("SELECT COUNT(*) FROM runs WHERE status = 'unknown'")
+        return found | {
+            "oldest": 0 if oldest is None else max(0, db.now() - oldest),
+            "unknown": unknown,
+        }
 
     def _has_lease(self, db: Connection, holder: str) -> bool:
         """Return whether an executor has a lease, which nobody takes over before the commit."""
@@ -229,6 +241,8 @@ class Journal:
             )  # fmt: skip
             for row in rows:
                 db.changed(run_id)
+                if row[6] > 1:
+                    self._notes.resumed(db, run_id, row[1], row[6], row[11] or "store")
                 attempts.append((_attempt(row), self._steps(db, run_id) if row[6] > 1 else []))
         ((later,),) = db.rows("SELECT MIN(wake) FROM runs WHERE wake > 0")
         return attempts, None if later is None else max(0, later - now), len(chosen) == most
@@ -425,7 +439,7 @@ class Journal:
                 times.append(0)
             elif until is not None:
                 times.append(until)
-        return self.release(db, run_id, fence, min(times, default=None))
+        return self.release(db, run_id, fence, min(times, default=None), cause="time")
 
     def _has_signal(self, db: Connection, run_id: str, name: str) -> bool:
         sql = "SELECT 1 FROM signals WHERE run = ? AND name = ? AND taken IS NULL LIMIT 1"
@@ -433,7 +447,9 @@ class Journal:
 
     def answer(self, db: Connection, run_id: str, key: str, value: bytes, by: str | None) -> bool:
         """Store the first answer to a question; return False if it is not outstanding."""
-        found = db.rows(f"SELECT status FROM runs WHERE id = ?{self._database.lock}", run_id)
+        found = db.rows(
+            f"SELECT status, operation FROM runs WHERE id = ?{self._database.lock}", run_id
+        )
         if not found or found[0][0] in FINAL:
             return False
         answered = db.count(
@@ -446,6 +462,7 @@ class Journal:
             waiting = self._waiting(db, run_id)
             db.count("UPDATE runs SET waiting = ? WHERE id = ?", waiting, run_id)
             self._wake_parked(db, run_id)
+            self._notes.line("run.answered", run_id, found[0][1], key=key, by=by)
         return bool(answered)
 
     def question(self, db: Connection, run_id: str, key: str) -> tuple[str, Any] | None:
@@ -455,9 +472,11 @@ class Journal:
         )  # fmt: skip
         return (rows[0][0], _decode(rows[0][1])) if rows else None
 
-    def signal(self, db: Connection, run_id: str, name: str, value: bytes) -> bool:
+    def signal(self, db: Connection, run_id: str, name: str, value: bytes, by: str) -> bool:
         """Store a signal; return False if the run has ended."""
-        found = db.rows(f"SELECT status FROM runs WHERE id = ?{self._database.lock}", run_id)
+        found = db.rows(
+            f"SELECT status, operation FROM runs WHERE id = ?{self._database.lock}", run_id
+        )
         if not found or found[0][0] in FINAL:
             return False
         sql = "SELECT COALESCE(MAX(number), -1) + 1 FROM signals WHERE run = ? AND name = ?"
@@ -468,6 +487,7 @@ class Journal:
             "INSERT INTO signals (run, name, number, value) VALUES (?, ?, ?, ?)",
             run_id, name, number, value,
         )  # fmt: skip
+        self._notes.line("run.answered", run_id, found[0][1], key=f"signal:{name}", by=by)
         waits = db.rows("SELECT request FROM questions WHERE run = ? AND kind = 'signal'", run_id)
         if any(_decode(request)["name"] == name for (request,) in waits):
             self._wake_parked(db, run_id)
@@ -476,8 +496,8 @@ class Journal:
     def _wake_parked(self, db: Connection, run_id: str) -> None:
         """Queue a run again whose attempt has ended while it waited; an attempt in memory notices the new revision."""
         db.count(
-            "UPDATE runs SET wake = CASE WHEN holder IS NULL THEN 0 ELSE wake END, revision = revision + 1"
-            f" WHERE id = ? AND status NOT IN {_FINAL}",
+            "UPDATE runs SET wake = CASE WHEN holder IS NULL THEN 0 ELSE wake END, cause = 'answer',"
+            f" revision = revision + 1 WHERE id = ? AND status NOT IN {_FINAL}",
             run_id,
         )
         db.changed(run_id)
@@ -501,20 +521,25 @@ class Journal:
 
     # ------------------------------------------------------------ decisions
 
-    def retry(self, db: Connection, run_id: str, ran: bytes | None, *, not_run: bool) -> bool:
+    def retry(
+        self, db: Connection, run_id: str, ran: bytes | None, by: str, *, not_run: bool
+    ) -> bool:
         """Queue a run again that has failed, was cancelled or is unknown.
 
         Args:
             db: The connection.
             run_id: The run.
             ran: The result of the call whose outcome is unknown, as JSON; None if it is not given.
+            by: Who decides.
             not_run: Whether that call did not run.
 
         Raises:
             CallError: `VALIDATION_ERROR` if the run cannot be retried, or the decision is missing.
         """
-        rows = db.rows(f"SELECT status FROM runs WHERE id = ?{self._database.lock}", run_id)
-        status = rows[0][0] if rows else ""
+        rows = db.rows(
+            f"SELECT status, operation FROM runs WHERE id = ?{self._database.lock}", run_id
+        )
+        status, root = rows[0] if rows else ("", "")
         if status not in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.UNKNOWN):
             message = (
                 f"Only failed, cancelled and unknown runs can be retried; this one is {status}"
@@ -529,6 +554,13 @@ class Journal:
             message = "Find out whether the call ran: retry with its result, or decide that it did not run"
             raise CallError(ErrorCode.VALIDATION_ERROR, message)
         now = db.now()
+        if is_unclear:
+            # Also after a divergence, which no step shows.
+            step = begun[0][0] if begun else None
+            decision: dict[str, Any] = {"as": "not run" if not_run else "ran"}
+            self._notes.line("run.settled", run_id, root, step=step, by=by, **decision)
+        else:
+            self._notes.line("run.retried", run_id, root, by=by, status=status)
         if begun and not_run:
             db.count("DELETE FROM steps WHERE run = ? AND name = ?", run_id, begun[0][0])
         elif begun and ran is not None:
@@ -544,6 +576,7 @@ class Journal:
                 )  # fmt: skip
                 db.count("DELETE FROM steps WHERE run = ?", run_id)
                 db.changed(run_id)
+                self._notes.is_over(db, run_id, root, "completed", None)
                 return True
             db.count(
                 "UPDATE steps SET ended = ?, result = ? WHERE run = ? AND name = ?", now, data, run_id, name
@@ -551,7 +584,7 @@ class Journal:
         db.count("DELETE FROM steps WHERE run = ? AND error IS NOT NULL", run_id)
         db.count(
             "UPDATE runs SET status = 'queued', result = NULL, error = NULL, waiting = NULL, wake = 0, holder = NULL,"
-            " expires = NULL, cancelled_by = NULL, crashes = 0, fence = fence + 1, updated = ?,"
+            " expires = NULL, cancelled_by = NULL, crashes = 0, cause = 'retry', fence = fence + 1, updated = ?,"
             " revision = revision + 1 WHERE id = ?",
             now, run_id,
         )  # fmt: skip
@@ -581,12 +614,16 @@ class Journal:
         if end.status == RunStatus.COMPLETED and not self._keep_steps:
             db.count("DELETE FROM steps WHERE run = ?", run_id)
         db.changed(run_id)
+        code = None if end.error is None else end.error.get("code")
+        self._notes.is_over(db, run_id, rows[0][1], end.status, code)
         return _state(rows[0], end.result, None if end.error is None else _encode(end.error))
 
     def _kept(self, status: str) -> int:
         return int(getattr(self._retention, status) * 1000)
 
-    def release(self, db: Connection, run_id: str, fence: int, wake: int | None) -> bool:
+    def release(
+        self, db: Connection, run_id: str, fence: int, wake: int | None, cause: str = "store"
+    ) -> bool:
         """End an attempt without ending its run; return False if the attempt was lost.
 
         Args:
@@ -594,11 +631,12 @@ class Journal:
             run_id: The run.
             fence: The attempt.
             wake: When the run is to be continued; 0 for now, None if an answer continues it.
+            cause: Why it will be continued.
         """
         found = db.count(
-            "UPDATE runs SET holder = NULL, wake = ?, updated = ?, revision = revision + 1"
+            "UPDATE runs SET holder = NULL, wake = ?, cause = ?, updated = ?, revision = revision + 1"
             f" WHERE id = ? AND fence = ? AND holder IS NOT NULL AND status NOT IN {_FINAL}",
-            wake, db.now(), run_id, fence,
+            wake, cause, db.now(), run_id, fence,
         )  # fmt: skip
         if found:
             db.changed(run_id)
@@ -676,10 +714,13 @@ class Journal:
         Returns:
             Whether it has ended now, and its holder.
         """
-        rows = db.rows(f"SELECT status, holder FROM runs WHERE id = ?{self._database.lock}", run_id)
+        rows = db.rows(
+            f"SELECT status, holder, operation FROM runs WHERE id = ?{self._database.lock}", run_id
+        )
         if not rows or rows[0][0] in FINAL:
             return False, None
-        holder = rows[0][1]
+        _, holder, operation = rows[0]
+        self._notes.line("run.cancelled", run_id, operation, by=by)
         if holder is not None:
             db.count(
                 "UPDATE runs SET cancelled_by = ?, revision = revision + 1 WHERE id = ?", by, run_id
@@ -699,6 +740,7 @@ class Journal:
             _encode(error.to_wire()), by, now, now, self._kept("cancelled"), run_id,
         )  # fmt: skip
         db.changed(run_id)
+        self._notes.is_over(db, run_id, operation, "cancelled", str(error.code))
         return True, None
 
     def news(self, db: Connection, holder: str) -> tuple[list[str], list[str]]:
@@ -747,9 +789,9 @@ class Journal:
         # In this order, as a claim: first the lease, then its runs.
         db.rows(f"SELECT 1 FROM executors WHERE id = ?{self._database.lock}", holder)
         rows = db.rows(
-            "UPDATE runs SET holder = NULL, wake = 0, crashes = crashes + ?, updated = ?, revision = revision + 1"
-            " WHERE holder = ? RETURNING id",
-            int(crashed), db.now(), holder,
+            "UPDATE runs SET holder = NULL, wake = 0, crashes = crashes + ?, cause = ?, updated = ?,"
+            " revision = revision + 1 WHERE holder = ? RETURNING id",
+            int(crashed), "crash" if crashed else "shutdown", db.now(), holder,
         )  # fmt: skip
         for (run_id,) in rows:
             db.changed(run_id)
@@ -770,11 +812,12 @@ class Journal:
         rows = db.rows(
             "UPDATE runs SET status = 'failed', error = ?, wake = NULL, waiting = NULL, updated = ?,"
             " expires = ? + COALESCE(retention, ?), fence = fence + 1, revision = revision + 1"
-            " WHERE status = 'input_required' AND holder IS NULL AND updated < ? RETURNING id",
+            " WHERE status = 'input_required' AND holder IS NULL AND updated < ? RETURNING id, operation",
             _encode(error.to_wire()), now, now, self._kept("failed"), now - self._kept("unanswered"),
         )  # fmt: skip
-        for (run_id,) in rows:
+        for run_id, operation in rows:
             db.changed(run_id)
+            self._notes.is_over(db, run_id, operation, "failed", str(error.code))
         return len(rows)
 
     def remove_expired(self, db: Connection) -> int:

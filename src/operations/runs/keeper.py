@@ -14,6 +14,7 @@ from operations.base.logs import LogThrottle
 from operations.contract.context import new_request_id
 from operations.runs.database import Connection, Database
 from operations.runs.journal import Journal
+from operations.runs.notes import Notes
 
 logger = logging.getLogger("operations")
 
@@ -35,6 +36,7 @@ class Keeper:
         on_ready: Called in the thread when runs were taken over.
         on_lease: Called in the thread when the lease is lost (False) or there is a new one (True).
         executes: Whether this process has a lease; otherwise it only receives news.
+        notes: Told when transactions begin and are committed.
 
     Attributes:
         holder: The name of the executor while it has a lease; None without one.
@@ -50,7 +52,9 @@ class Keeper:
         on_ready: Callable[[], None],
         on_lease: Callable[[bool], None],
         executes: bool,
+        notes: Notes,
     ) -> None:
+        self._notes = notes
         self._database, self._journal, self._ttl = database, journal, ttl
         self._on_news, self._on_ready, self._on_lease = on_news, on_ready, on_lease
         self._executes = executes
@@ -174,10 +178,12 @@ class Keeper:
     def _clean(self, connection: Connection) -> None:
         for clean in (self._journal.end_unanswered, self._journal.remove_expired):
             while True:
+                self._notes.begin(connection)
                 connection.begin(writes=True)
                 try:
                     done = clean(connection)
                     connection.commit()
+                    self._notes.committed(connection)
                 except BaseException:
                     connection.rollback()
                     raise

@@ -76,6 +76,7 @@ class Attempt:
     cancelled_by: str | None
     created: int
     revision: int
+    cause: str | None
 
 
 @dataclass(frozen=True, slots=True)

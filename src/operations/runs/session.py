@@ -826,13 +826,27 @@ class Session:
         return self.host.handle(state, OperationContext(trusted=True))
 
 
-class HandlerScope:
+class _Scope:
+    """Names the run and the step that a call belongs to."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self.step_name = session, name
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._session.attempt.id
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt."""
+        return self._session.attempt.number
+
+
+class HandlerScope(_Scope):
     """The scope of the handler of a durable operation: what it calls is recorded."""
 
     is_admitted = False
-
-    def __init__(self, session: Session, name: str) -> None:
-        self._session, self._name = session, name
 
     @property
     def is_cancelled(self) -> bool:
@@ -860,26 +874,23 @@ class HandlerScope:
         self, registry: Calls, operation_id: str, input: Any, child: OperationContext
     ) -> ResponseEnvelope[Any]:
         """Make a nested call as a step."""
-        return await self._session.call(self._name, registry, operation_id, input, child)
+        return await self._session.call(self.step_name, registry, operation_id, input, child)
 
     async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
         """Run a function as a step."""
-        return await self._session.step(self._name, name, function, once=once)
+        return await self._session.step(self.step_name, name, function, once=once)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until a recorded time."""
-        await self._session.sleep(self._name, seconds)
+        await self._session.sleep(self.step_name, seconds)
 
     async def wait_for(self, name: str, timeout: float | None) -> Any:
         """Wait for a signal."""
-        return await self._session.wait_for(self._name, name, timeout)
+        return await self._session.wait_for(self.step_name, name, timeout)
 
 
-class InlineScope:
+class InlineScope(_Scope):
     """The scope of the handler of any other operation, which is one step: what it calls is part of that step."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     @property
     def is_admitted(self) -> bool:
@@ -909,7 +920,7 @@ class InlineScope:
         self, registry: Calls, operation_id: str, input: Any, child: OperationContext
     ) -> ResponseEnvelope[Any]:
         """Make a nested call, which is part of the step."""
-        scope = InlineScope(self._session)
+        scope = InlineScope(self._session, self.step_name)
         return await registry.execute(operation_id, input, child.changed(scope=scope))
 
     async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
@@ -931,8 +942,8 @@ class PendingCall(InlineScope):
     """The scope of a call until its handler begins: what its middleware calls is not recorded."""
 
     def __init__(self, session: Session, name: str, parent: str, operation_id: str) -> None:
-        super().__init__(session)
-        self._name, self._parent = name, parent
+        super().__init__(session, name)
+        self._parent = parent
         # If the call is rejected before its handler begins, its error is recorded without a marker.
         self.has_begun = False
         self.record = Step(name, parent, operation_id, QUERY, 0, 0, None, None, None)
@@ -940,15 +951,15 @@ class PendingCall(InlineScope):
     @property
     def is_admitted(self) -> bool:
         """Whether an earlier attempt has spent the approval and the budget."""
-        return self._name == ROOT and self._session.is_admitted
+        return self.step_name == ROOT and self._session.is_admitted
 
     async def begin(self, operation: Operation) -> RunScope:
         """Commit the marker; return the scope of the handler."""
         self.has_begun = True
-        self.record = await self._session.begin(self._name, self._parent, operation)
+        self.record = await self._session.begin(self.step_name, self._parent, operation)
         if operation.durable:
-            return HandlerScope(self._session, self._name)
-        return InlineScope(self._session)
+            return HandlerScope(self._session, self.step_name)
+        return InlineScope(self._session, self.step_name)
 
 
 def failed(error: CallError) -> End:

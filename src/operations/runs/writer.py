@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from operations.base.errors import CallError, ErrorCode, TransportError, retrieve_exception
 from operations.base.logs import LogThrottle
 from operations.runs.database import Connection
+from operations.runs.notes import Notes
 
 logger = logging.getLogger("operations")
 
@@ -52,9 +53,18 @@ class TransactionThread:
         name: The name of the thread.
         connect: Opens the connection.
         writes: Whether the jobs write.
+        notes: Told when transactions begin and are committed.
     """
 
-    def __init__(self, name: str, connect: Callable[[], Connection], *, writes: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Connection],
+        *,
+        writes: bool,
+        notes: Notes | None = None,
+    ) -> None:
+        self._notes = notes
         self._name, self._connect, self._writes = name, connect, writes
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -124,10 +134,14 @@ class TransactionThread:
         try:
             if connection is None:
                 connection = self._connect()
+            if self._notes is not None:
+                self._notes.begin(connection)
             connection.begin(writes=self._writes)
             for job in jobs:
                 job.result = job.function(connection)
             connection.commit()
+            if self._notes is not None:
+                self._notes.committed(connection)
         except Exception as error:  # noqa: BLE001 - each caller receives it
             # Whether the jobs are stored is not known: they must not run again.
             is_unknown = isinstance(error, TransportError)

@@ -6,6 +6,7 @@ access log -> root path -> Host and Origin -> operations, fixed paths, MCP, WebS
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, NoReturn
 from weakref import finalize
 
@@ -34,7 +35,7 @@ from operations.server.routes import OperationPaths, Router
 from operations.server.runs import RUN_PATHS
 from operations.server.signin.identity import SessionResolver, Sessions, any_of
 from operations.server.system import Pages
-from operations.telemetry.metrics import CallMetrics, front_metrics
+from operations.telemetry.metrics import CallMetrics, front_metrics, run_metrics
 
 _REMEMBERED = 2_000
 """The number of calls that the console can show."""
@@ -59,6 +60,8 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         return front_metrics(pipeline.front)
 
     metrics.sources.append((None, limits))
+    if (runs := registry.run_store) is not None:
+        metrics.sources.append((None, partial(run_metrics, runs)))
     pages = Pages(config, sessions, metrics, graph)
 
     @asynccontextmanager

@@ -5,12 +5,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 from weakref import finalize
 
+from operations.base.errors import CallError
 from operations.base.text import enforce_lists
 from operations.calls.serving.worker import CallServer
 from operations.calls.source.monitoring import GroupReport
 from operations.front.front import Front
 from operations.registry.counters import BUCKETS
 from operations.registry.registry import OperationRegistry
+from operations.registry.runs import RunStore
 
 """Loggers whose messages are JSON objects: their fields become fields of the line."""
 
@@ -111,6 +113,28 @@ def source_metrics(states: Mapping[str, str]) -> bytes:
     return _text(_family("operations_source_connected", "Whether a source is connected.", values))
 
 
+async def run_metrics(store: RunStore) -> bytes:
+    """Return the runs of a store, and what this process has done, in the text format of Prometheus."""
+    totals = store.totals()
+    attempts = {"": totals.pop("attempts")}
+    ended = {f'status="{status}"': number for status, number in sorted(totals.items())}
+    lines = _family("operations_run_attempts_total", "Attempts of runs.", attempts, "counter")
+    lines += _family("operations_runs_ended_total", "Runs that ended here.", ended, "counter")
+    try:
+        counts = await store.counts()
+    except CallError:
+        # `/readyz` reports that the store does not work.
+        return _text(lines)
+    oldest = {"": counts.pop("oldest") / 1000}
+    states = {f'status="{status}"': number for status, number in sorted(counts.items())}
+    lines += _family(
+        "operations_runs", "Runs of all processes that have not ended, or are unknown.", states
+    )
+    about = "For how long a run has been ready without a free slot."
+    lines += _family("operations_runs_oldest_seconds", about, oldest)
+    return _text(lines)
+
+
 def front_metrics(front: Front) -> bytes:
     """Return the limits of a server, and the requests that they rejected, in the text format of Prometheus."""
     limiters = {
@@ -181,7 +205,10 @@ _OF_GROUPS: tuple[tuple[str, str, Callable[[GroupReport], float | None]], ...] =
 def _family(name: str, about: str, values: Mapping[str, float], kind: str = "gauge") -> list[str]:
     """Return the lines of a metric; `values` maps labels to values."""
     head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-    return head + [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
+    return head + [
+        f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
+        for labels, value in values.items()
+    ]
 
 
 def _text(lines: list[str]) -> bytes:

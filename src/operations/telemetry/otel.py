@@ -8,7 +8,8 @@ Rule 2: while a handler runs, its span is the current span and is in its metadat
         propagate the trace without OpenTelemetry.
 Rule 3: a call that is forwarded to a worker, an HTTP API or an MCP server has an additional `CLIENT` span inside the
         span of the local call.
-Rule 4: no argument, result or message becomes an attribute.
+Rule 4: each attempt of a run is a trace of its own, with a link to the span of the call that has started the run.
+Rule 5: no argument, result or message becomes an attribute.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from typing import Any, cast
 
 from operations.base.errors import MissingExtraError, map_error
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.events import CallEvent, CallFinished, CallStarted, CallYielded
+from operations.contract.events import CallEvent, CallFinished, CallStarted, CallYielded, RunEnded
 from operations.registry.counters import BUCKETS
 from operations.registry.middleware import Call, Next, NextStream
 from operations.registry.registry import OperationRegistry
@@ -29,12 +30,15 @@ try:
     from opentelemetry import context as contexts
     from opentelemetry import metrics, trace
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.telemetry.otel", extra="otel") from error
 
 _NAME = "operations"
+_ROOT = "."
+"""The step that is the call of a run itself."""
+
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -84,6 +88,7 @@ class Spans:
         self._running = meter.create_up_down_counter(
             "operations.call.running", description="Running calls."
         )
+        self._ended = meter.create_counter("operations.run.ended", description="Runs that ended.")
         self._queued = meter.create_histogram(
             "operations.queue.duration",
             description="How long calls waited for a worker before they began.",
@@ -96,6 +101,14 @@ class Spans:
             self._start(event)
         elif isinstance(event, CallFinished):
             self._finish(event)
+        elif isinstance(event, RunEnded):
+            self._ended.add(
+                1,
+                {
+                    "operations.operation.id": event.operation_id,
+                    "operations.run.status": event.status,
+                },
+            )
         elif isinstance(event, CallYielded) and event.request_id in self._open:
             self._open[event.request_id].add_event("item", {"operations.item": event.index})
 
@@ -111,7 +124,15 @@ class Spans:
             self._queued.record(event.queued, {"operations.operation.id": event.operation_id})
         if event.identity_id is not None:
             attributes["enduser.id"] = event.identity_id
-        context = _context_of(event, parent)
+        context, links = _context_of(event, parent), None
+        if event.run is not None:
+            attributes["operations.run.id"] = event.run
+            if event.step == _ROOT and event.attempt is not None:
+                attributes["operations.run.attempt"] = event.attempt
+                # An attempt may begin hours after the call that has started the run.
+                started_by = trace.get_current_span(context).get_span_context()
+                links = [Link(started_by)] if started_by.is_valid else None
+                context = Context()
         outer = trace.get_current_span(context).get_span_context()
         is_inside = outer.is_valid and not outer.is_remote
         self._open[event.request_id] = self._tracer.start_span(
@@ -119,6 +140,7 @@ class Spans:
             context=context,
             kind=SpanKind.INTERNAL if is_inside else SpanKind.SERVER,
             attributes=attributes,
+            links=links,
         )
         self._running.add(1, {"operations.operation.id": event.operation_id})
 
