@@ -28,7 +28,10 @@ _STATE: Final = (
     "id, operation, status, created, updated, attempt, account, expires, progress, message, waiting, "
     "revision"
 )
-_CLAIMED: Final = "id, operation, digest, input, caller, fence, attempt, crashes, cancelled_by, created, revision, cause"
+_CLAIMED: Final = (
+    "id, operation, digest, input, caller, fence, attempt, crashes, cancelled_by, created, "
+    "revision, cause"
+)
 _STEP: Final = "name, parent, operation, kind, fence, begun, ended, result, error"
 _QUESTION: Final = "key, kind, request, until, answer, answered_by"
 
