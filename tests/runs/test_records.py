@@ -179,7 +179,9 @@ async def test_observers_see_runs_start_continue_and_end(
         registries, effects, lambda registry: registry.observe(events.append)
     )
 
-    told = [each for each in events if isinstance(each, RunStarted | RunResumed | RunEnded)]
+    told: list[Any] = [
+        each for each in events if isinstance(each, RunStarted | RunResumed | RunEnded)
+    ]
     assert [type(each) for each in told] == [RunStarted, RunResumed, RunEnded]
     assert {each.run for each in told} == {run.id}
     assert (told[1].attempt, told[1].reason, told[2].status) == (2, "shutdown", "completed")
