@@ -31,6 +31,9 @@ _BLANK = re.compile(
 """Characters without a picture that Python counts as printable: fillers, joiners, and variation selectors except those
 of emoji."""
 
+_SELECTOR = "\ufe0f"
+"""Selects the picture of an emoji; without one before it, it is invisible."""
+
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
@@ -133,9 +136,12 @@ def hides_something(text: str) -> bool:
     line = text.replace("\n", "").replace("\r", "").replace("\t", "")
     if line.isascii() and line.isprintable():
         return False
-    return _BLANK.search(line) is not None or any(
-        unicodedata.category(character) in _INVISIBLE for character in line
-    )
+    # Long texts have few different characters: only those in question are looked up.
+    rare = "".join(each for each in set(line) if not (each.isascii() and each.isprintable()))
+    if any(unicodedata.category(each) in _INVISIBLE for each in rare):
+        return True
+    is_doubtful = _SELECTOR in rare or _BLANK.search(rare) is not None
+    return is_doubtful and _BLANK.search(line) is not None
 
 
 def visible_json(text: str) -> str:

@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import msgspec
 
 from operations.base.errors import CallError, DocumentError
 from operations.base.json.values import LONE_SURROGATE, is_list, is_object, text_of
 from operations.base.text import counted, without_secrets
+from operations.base.types import JSONObject
 from operations.contract.context import NO_CALL
 from operations.contract.specs import Operation
 from operations.io.hosts import TrustedHosts
@@ -199,9 +200,10 @@ def _encoded_size(document: Any) -> int:
     Raises:
         UnicodeEncodeError: For a lone surrogate, which the `json` module accepts.
     """
-    # Much faster than the loop, but stops at the first value that is not JSON.
+    # Much faster than the loop, but stops at the first value that is not JSON. One operation or schema at a time, because
+    # the whole text would take more memory than the operations of the document.
     with suppress(TypeError, OverflowError, RecursionError):
-        return len(msgspec.msgpack.encode(document))
+        return _packed_size(document, bytearray(), _SIZED_LEVELS)
     size = 0
     seen: set[int] = set()
     stack = [document]
@@ -216,6 +218,22 @@ def _encoded_size(document: Any) -> int:
             if is_object(node):
                 stack.extend(node.values())
     return size
+
+
+def _packed_size(value: Any, buffer: bytearray, levels: int) -> int:
+    if levels and type(value) is dict:
+        parts = cast("JSONObject", value)
+        return sum(
+            len(_PACKER.encode(key)) + _packed_size(part, buffer, levels - 1)
+            for key, part in parts.items()
+        )
+    _PACKER.encode_into(value, buffer)
+    return len(buffer)
+
+
+_PACKER = msgspec.msgpack.Encoder()
+_SIZED_LEVELS = 2
+"""The levels of a document above its path items and schemas."""
 
 
 def _config(config: HTTPServiceConfig | Mapping[str, Any]) -> HTTPServiceConfig:
