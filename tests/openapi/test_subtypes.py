@@ -12,6 +12,7 @@ from operations import OperationRegistry, Schema
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import Direction, SchemaConverter
+from operations.openapi.reading.subtypes import Subtypes
 
 PET = {"$ref": "#/components/schemas/Pet"}
 BASE: dict[str, Any] = {
@@ -259,6 +260,29 @@ def test_a_base_with_very_many_subtypes_allows_any_property() -> None:
     assert built["$defs"].keys() == {"Pet", "Pet.base"}
     sent = {"petType": "dog", "bark": "loud"}
     assert Schema(built).cast(sent).value == sent
+
+
+class CountingReferences(References):
+    """References that count how often a reference is looked up."""
+
+    lookups = 0
+
+    def located(self, ref: str) -> tuple[str, Any] | None:
+        self.lookups += 1
+        return super().located(ref)
+
+
+def test_the_names_of_a_base_are_read_once_for_all_of_its_subtypes() -> None:
+    def lookups(number: int) -> int:
+        names = [f"Dog{each}" for each in range(number)]
+        mapping = {name.lower(): f"#/components/schemas/{name}" for name in names}
+        base = {**BASE, "discriminator": {"propertyName": "petType", "mapping": mapping}}
+        schemas = {"Pet": base, **dict.fromkeys(names, DOG)}
+        references = CountingReferences({"components": {"schemas": schemas}})
+        assert len(Subtypes(references).of("/components/schemas/Pet")) == number
+        return references.lookups
+
+    assert lookups(200) < 2.5 * lookups(100)
 
 
 @needs_documents

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations.schema import CastResult, Schema, SharedDefinitions, checking
-from operations.schema.compiling import compile_schema
+from operations.schema.compiling import ExplosionError, compile_schema
 
 NAMES = ("node", "one", "two", "a/b")
 
@@ -183,3 +183,25 @@ def test_a_broken_reference_is_rejected_as_in_a_separate_document(
         caplog.clear()
         assert Schema(document, lenient=True, shared=shared).is_unknown
         assert "cannot be used" in caplog.text
+
+
+def test_a_definition_whose_alternatives_explode_rejects_its_documents_before_others_are_added() -> (
+    None
+):
+    def choice(of: str) -> dict[str, Any]:
+        return {"anyOf": [{"allOf": [{"$ref": f"#/$defs/{of}"}] * 9}, {"type": "null"}]}
+
+    levels = {f"l{n}": choice(f"l{n + 1}") for n in range(6)}
+    exploding = {**levels, "l6": {"type": "object"}}
+    plain = {"plain": tree("x")}
+    shared = SharedDefinitions()
+
+    with pytest.raises(ExplosionError):
+        shared.adopt({"$ref": "#/$defs/l0", "$defs": exploding})
+    with pytest.raises(ExplosionError):
+        shared.adopt({"$ref": "#/$defs/l0", "$defs": {**plain, **exploding}})
+
+    # Otherwise it would count as rejected.
+    assert shared.adopt({"$ref": "#/$defs/plain", "$defs": plain}) == {"$ref": "#/$defs/plain"}
+    document = {"$ref": "#/$defs/l0", "$defs": {**plain, **exploding}}
+    assert Schema(document, lenient=True, shared=shared).check("anything")

@@ -27,7 +27,13 @@ from operations.base.json.references import reachable, reference_of
 from operations.base.json.values import as_json, escape, is_list, object_of, unescape
 from operations.base.text import printable
 from operations.base.types import JSONObject, JSONSchema
-from operations.schema.compiling import BoundPatterns, Graph, compile_schema, measured
+from operations.schema.compiling import (
+    BoundPatterns,
+    ExplosionError,
+    Graph,
+    compile_schema,
+    measured,
+)
 from operations.schema.references import (
     DEFINED,
     DRAFT_2020_12,
@@ -83,6 +89,9 @@ class SharedDefinitions:
         self._given: JSONObject = {}
         self._entered = 0
         self._refused: set[str] = set()
+        self._exploding: dict[str, str] = {}
+        """The places in definitions with which no document can be compiled, by name."""
+
         self._dropped: list[str] = []
         self._needs: dict[str, set[str]] = {}
         self._sizes: dict[str, int] = {}
@@ -103,23 +112,31 @@ class SharedDefinitions:
         """Add the definitions of `document`, and return the document without them.
 
         Raises:
+            ExplosionError: If it cannot be compiled, also alone.
             SchemaError: If it cannot share, because a definition has the name of a different object, or was rejected
                 before.
         """
         definitions: JSONObject = document["$defs"]
         with self._lock:
             fresh: JSONObject = {}
+            refused: list[str] = []
             for name, schema in definitions.items():
                 if name not in self._given:
                     fresh[name] = schema
+                elif self._given[name] is schema and name in self._exploding:
+                    raise ExplosionError(self._exploding[name])
                 elif self._given[name] is not schema or name in self._refused:
-                    raise SchemaError(f"the definition {name!r} cannot be shared")
+                    refused.append(name)
+            if refused:
+                raise SchemaError(f"the definition {refused[0]!r} cannot be shared")
             if fresh:
                 self._given |= fresh
                 try:
                     self._define(fresh)
-                except BaseException:
+                except BaseException as error:
                     self._refused |= fresh.keys()
+                    if isinstance(error, ExplosionError):
+                        self._exploding[_owner(error.place)] = error.place
                     raise
         return {key: value for key, value in document.items() if key != "$defs"}
 

@@ -446,11 +446,23 @@ class Graph:
             cost = 1 + sum([costs.get(edge, 1) for edge in (*near.here, *near.shared)])
             cost += max([costs.get(edge, 1) for edge in near.one_each], default=0)
             if cost > MAX_ALTERNATIVES:
-                raise SchemaError(
-                    f"{place or 'the schema'}: too many alternatives nest here "
-                    f"(more than {MAX_ALTERNATIVES:,})"
-                )
+                raise ExplosionError(place)
             costs[place] = cost
+
+
+class ExplosionError(SchemaError):
+    """Raised for a schema whose alternatives multiply along one path into the data.
+
+    Attributes:
+        place: The place of the schema.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place or 'the schema'}: too many alternatives nest here "
+            f"(more than {MAX_ALTERNATIVES:,})"
+        )
+        self.place = place
 
 
 def _own(entries: MutableMapping[str, int]) -> MutableMapping[str, int]:

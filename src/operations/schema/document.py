@@ -37,7 +37,7 @@ from operations.schema.casting import (
 )
 from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.checking import Checker, SharedDefinitions
-from operations.schema.compiling import MAX_SCHEMA_VALUES
+from operations.schema.compiling import MAX_SCHEMA_VALUES, ExplosionError
 from operations.schema.dividing import fits
 from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
@@ -315,6 +315,9 @@ class Schema:
             return None
         try:
             return CompiledSchema(document, drop_patterns=True, shared=self._shared)
+        except ExplosionError:
+            # Alone it would be rejected as well, after the same work.
+            raise
         except SchemaError:
             return None
 

@@ -322,8 +322,8 @@ class Definitions:
 
     def _unused(self, name: str, pointer: str) -> str:
         """Return `name`, with a digest appended if the document has another schema of this name."""
-        other = self._references.located(f"#{pointer.rpartition('/')[0]}/{name}")
-        return name if other is None else f"{name}_{_digest(pointer)}"
+        is_used = self._references.has(f"{pointer.rpartition('/')[0]}/{name}")
+        return f"{name}_{_digest(pointer)}" if is_used else name
 
     def _has_files(self, pointer: str, target: Any) -> bool:
         """Return whether a schema, or a schema that it refers to, describes a file."""

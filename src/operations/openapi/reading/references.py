@@ -146,6 +146,10 @@ class References:
             self._targets[ref] = self._locate(ref)
         return self._targets[ref]
 
+    def has(self, pointer: str) -> bool:
+        """Return whether there is a value at a JSON pointer. Names such as `$id` are not looked up."""
+        return self._at(pointer) is not None
+
     def locate_final(self, ref: str) -> tuple[str, Any]:
         """As `locate`, for the final target of a chain of references that begins with `ref`.
 

@@ -48,6 +48,8 @@ class Subtypes:
                 for base in bases:
                     self._children.setdefault(base, []).append(pointer)
         self._declaring = self._find_declaring()
+        # Hundreds of schemas may inherit one discriminator with hundreds of names.
+        self._named = {base: self._mapped(base) for base in {*self._declaring.values()}}
         self._subtypes = {
             pointer: found for pointer in self._declaring if (found := self._find_subtypes(pointer))
         }
@@ -119,7 +121,7 @@ class Subtypes:
         schema = self._schemas[base]
         if any(union in schema for union in UNIONS):
             return ()
-        mapped = self._mapped(self._declaring[base])
+        mapped = self._named[self._declaring[base]]
         found: dict[str, None] = {}
         waiting, seen = [base], {base}
         while waiting:
@@ -137,19 +139,19 @@ class Subtypes:
                     waiting.append(child)
         return tuple(sorted(found, key=self._order.__getitem__))
 
-    def _mapped(self, base: str) -> list[str]:
+    def _mapped(self, base: str) -> frozenset[str]:
         """Return the pointers of the schemas that a base's discriminator names."""
         node = object_of(_discriminator(self._schemas[base]))
         folder = base.rpartition("/")[0]
-        found: list[str] = []
+        found: set[str] = set()
         for value in object_of(node.get("mapping")).values():
             name = text_of(value)
             pointer = f"{folder}/{escape(name)}"
             if pointer not in self._schemas:
                 pointer = self._pointer(name) or ""
             if pointer in self._schemas and pointer != base:
-                found.append(pointer)
-        return found
+                found.add(pointer)
+        return frozenset(found)
 
     def _descendants(self, base: str) -> set[str]:
         return reachable(self._children.get(base, ()), lambda each: self._children.get(each, ()))
