@@ -200,7 +200,7 @@ def _encoded_size(document: Any) -> int:
     Raises:
         UnicodeEncodeError: For a lone surrogate, which the `json` module accepts.
     """
-    # Much faster than the loop, but stops at the first value that is not JSON. One operation or schema at a time, because
+    # Much faster than the loop, but stops at the first value that is not JSON. One operation or schema at a time:
     # the whole text would take more memory than the operations of the document.
     with suppress(TypeError, OverflowError, RecursionError):
         return _packed_size(document, bytearray(), _SIZED_LEVELS)
