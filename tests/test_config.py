@@ -32,6 +32,7 @@ from operations.config import (
 from operations.config.checks import KeyLines
 from operations.config.model import (
     AuditEntry,
+    CodeEntry,
     JWTEntry,
     KeyEntry,
     LimitsEntry,
@@ -753,6 +754,7 @@ ENTRIES: dict[Any, str] = {
     LogEntry: "[log]\n",
     AuditEntry: "[audit]\n",
     TelemetryEntry: "[telemetry]\n",
+    CodeEntry: "[code]\n",
 }
 
 CERTIFICATES = ("ca_file", "client_certificate", "client_key")
@@ -1118,6 +1120,7 @@ def test_keys_have_their_line_numbers_in_every_toml_syntax() -> None:
         (JWTEntry, "`[access]`"),
         (ServeEntry, "`[serve]`"),
         (MCPServerSettings, "`[serve]`"),
+        (CodeEntry, "`[code]`"),
         (WorkEntry, "`[work]`"),
         (LimitsEntry, "`[limits]`"),
         (LogEntry, "`[log]`"),

@@ -17,7 +17,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -181,6 +181,9 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
 MAX_TOOLS: Final = 100
 """With more operations than this, an agent gets search tools instead of one tool per operation."""
 
+_SCRIPTS: Final = ("code.search", "code.run")
+"""The operations of code mode."""
+
 MAX_BYTES: Final = 50_000
 """The largest result in bytes; larger results are returned in pages."""
 
@@ -211,6 +214,8 @@ class Toolbox:
         max_bytes: The largest result in bytes. A larger result is returned in pages, which the tool `results__next`
             reads.
         max_tools: With more operations than this, the agent gets three tools instead: search, describe and call.
+        disclosure: `code`: the agent gets two tools, which find operations and run scripts that call them; the registry
+            needs `operations.code.Code`. `auto`: by `max_tools`.
         timeout: The time limit of one tool call, in seconds.
     """
 
@@ -223,8 +228,14 @@ class Toolbox:
         max_bytes: int = MAX_BYTES,
         max_tools: int = MAX_TOOLS,
         timeout: float = 60.0,
+        disclosure: Literal["auto", "code"] = "auto",
     ) -> None:
         enforce_lists(allow=allow)
+        if disclosure == "code" and "*" not in allow:
+            message = "scripts are not limited by allow: leave it out, and give the agent a grant"
+            raise ValueError(message)
+        if disclosure not in ("auto", "code"):
+            raise ValueError(f"disclosure must be auto or code, not {disclosure!r}")
         self.transcript = Transcript()
         self._registry = registry
         self._identity = identity
@@ -233,6 +244,7 @@ class Toolbox:
         self._max_bytes = max_bytes
         self._max_tools = max_tools
         self._timeout = timeout
+        self._disclosure = disclosure
         self._pages = ResultPages(registry)
         self._session = new_request_id()
         finder = _Finder(Gateway(registry, shows=self._shows))
@@ -318,6 +330,13 @@ class Toolbox:
         own = {spec.id: spec for spec in self._own.specs()}
         shown = (spec for spec in self._registry.specs() if self._shows(spec, context))
         allowed = list(describable(shown))
+        if self._disclosure == "code":
+            scripts = [spec for spec in allowed if spec.id in _SCRIPTS]
+            if len(scripts) < len(_SCRIPTS):
+                raise ValueError(
+                    "the registry has no code mode: registry.register_all(Code(registry))"
+                )
+            return [*scripts, own[NEXT]]
         if len(allowed) > self._max_tools:
             return list(own.values())
         return [*(spec for spec in allowed if spec.id != NEXT), own[NEXT]]
@@ -325,6 +344,8 @@ class Toolbox:
     def _shows(self, spec: OperationSpec, context: OperationContext) -> bool:
         return (
             spec.type is not OperationType.SUBSCRIPTION
+            # A script calls whatever its caller may call.
+            and (spec.id not in _SCRIPTS or "*" in self._allow)
             and (spec.id in self._allow if spec.authority else self._allowed.cover(spec.id))
             and may_call(spec, context)
         )

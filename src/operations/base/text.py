@@ -167,9 +167,9 @@ def without_secrets(url: str) -> str:
 NameStyle: TypeAlias = Literal["portable", "dotted"]
 """`portable`: `[A-Za-z0-9_-]{1,64}`, which every model accepts. `dotted`: the id itself, as MCP allows."""
 
-Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
-"""`tools` lists each operation as a tool, `gateway` lists four tools that find and call operations, `auto` decides by
-size."""
+Disclosure: TypeAlias = Literal["auto", "tools", "code", "gateway"]
+"""`tools` lists each operation as a tool, `gateway` lists four tools that find and call operations, `code` lists only
+`code.search` and `code.run`, `auto` decides between the first two by size."""
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Tool names that every model accepts."""

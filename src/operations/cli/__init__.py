@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "list": ("lookup:list_operations", "List and search operations."),
         "show": ("lookup:show", "Show one operation: its schemas, access, errors and origin."),
         "call": ("call:call", "Call an operation, or follow a subscription until Ctrl-C."),
+        "run": ("scripts:run_script", "Run a script that calls operations, in a sandbox."),
         "runs": ("runs:runs_app", "See, cancel, answer and retry calls that run on their own."),
     },
     "Serve": {

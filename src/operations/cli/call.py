@@ -95,6 +95,34 @@ async def call(
         key: With --detach: the same call with the same key is the same run.
         common: Options of every command.
     """
+    return await make_call(
+        operation_id,
+        *input,
+        envelope=envelope,
+        output=output,
+        timeout=timeout,
+        count=count,
+        as_=as_,
+        detach=detach,
+        key=key,
+        common=common,
+    )
+
+
+async def make_call(
+    operation_id: str,
+    /,
+    *input: str,
+    envelope: bool = False,
+    output: Path | None = None,
+    timeout: float | None = None,
+    count: int | None = None,
+    as_: str | None = None,
+    detach: bool = False,
+    key: str | None = None,
+    common: Common = DEFAULTS,
+) -> int | None:
+    """Make a call; return its exit code. The parameters are those of `call`."""
     screen = common.screen()
     async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
         front = _front_of(hub)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Final
 
+from operations.base.types import Count, Seconds
+
 MIB: Final = 1 << 20
 
 
@@ -10,31 +12,31 @@ MIB: Final = 1 << 20
 class CodeLimits:
     """The limits of scripts. A script that exceeds one ends, and its error names the limit."""
 
-    calls: int = 1_000
+    calls: Count = 1_000
     """The largest number of calls of one script."""
 
-    concurrent: int = 10
+    concurrent: Count = 10
     """The number of calls of one script that run at the same time; further calls wait."""
 
-    cpu: float = 10.0
+    cpu: Seconds = 10.0
     """Seconds for which a script itself may compute."""
 
-    wall: float = 300.0
+    wall: Seconds = 300.0
     """Seconds that a script may take, not counting the time for which its run waits for people or sleeps."""
 
-    memory: int = 64 * MIB
+    memory: Count = 64 * MIB
     """The memory of a script in bytes."""
 
-    output: int = MIB
+    output: Count = MIB
     """The largest size of the result and of the printed text of a script together, in bytes."""
 
-    script: int = 64 * 1024
+    script: Count = 64 * 1024
     """The largest script in bytes."""
 
-    per_caller: int = 8
+    per_caller: Count = 8
     """The number of scripts of one caller that run at the same time; further ones are rejected."""
 
-    processes: int = 16
+    processes: Count = 16
     """The number of scripts that run at the same time; further ones wait."""
 
     def __post_init__(self) -> None:

@@ -260,6 +260,9 @@ def _stores(config: model.Config) -> Found:
         yield ("state", "broker"), "is not a broker of this file."
     if config.runs is not None and config.runs.url is None and not _keeps_runs(state.url):
         yield ("runs",), "lacks url: [state] url is neither SQLite nor PostgreSQL."
+    mcp = config.serve.options.get("mcp")
+    if config.code is None and is_object(mcp) and mcp.get("disclosure") == "code":
+        yield ("serve", "mcp", "disclosure"), "needs the table [code]."
     if state.broker is not None and state.url is not None:
         yield ("state", "url"), "cannot be used together with broker."
 

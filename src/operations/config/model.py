@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, cast
 from msgspec import Meta
 
 from operations.base.types import TABLE, Count, FunctionName, JSONObject, Names, Seconds
+from operations.code.config import CodeLimits
 from operations.contract.access import Identity
 from operations.contract.options import Derived, KeyPath, Secret, file_class
 from operations.contract.specs import OutputPolicy
@@ -241,6 +242,21 @@ class LimitsEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeEntry(Entry):
+    """Code mode: agents search for operations and run scripts that call them, with `code.search` and `code.run`.
+
+    Attributes:
+        scopes: Scopes that a caller needs to run scripts; each call of a script is checked in any case.
+        checks: Check the types of scripts before they run.
+    """
+
+    derived: ClassVar = Derived(lambda: (CodeLimits,), {})
+
+    scopes: Names = ()
+    checks: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry(Entry):
     """The log of `operations serve` and `operations work` on standard error."""
 
@@ -288,6 +304,7 @@ class Config:
         state: The store of budgets, revocations and approvals.
         ledger: A tamper-evident record of calls.
         runs: The store of runs.
+        code: Code mode for agents.
         serve: The address and the entry points of `operations serve`.
         work: The address for health and metrics of `operations work`.
         limits: Limits of requests and calls.
@@ -306,6 +323,7 @@ class Config:
     state: StateEntry = field(default_factory=StateEntry)
     ledger: LedgerEntry | None = None
     runs: RunsEntry | None = None
+    code: CodeEntry | None = None
     serve: ServeEntry = field(default_factory=ServeEntry)
     work: WorkEntry | None = None
     limits: LimitsEntry = field(default_factory=LimitsEntry)

@@ -87,7 +87,8 @@ class MCPServerSettings:
     the ids."""
 
     disclosure: Disclosure = "auto"
-    """`tools` lists each operation as a tool, `gateway` lists four tools that find and call operations, `auto` decides
+    """`tools` lists each operation as a tool, `gateway` lists four tools that find and call operations, `code` lists
+    only `code.search` and `code.run` of a registry with `operations.code.Code`, `auto` decides between the first two
     by size."""
 
     max_tools: Count = 100

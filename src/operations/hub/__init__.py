@@ -34,6 +34,7 @@ from operations.front.front import Front
 from operations.hub.journal import recall_ids, recording
 from operations.hub.opening import (
     Access,
+    code_of,
     grants_of,
     load_setup,
     open_source,
@@ -62,7 +63,7 @@ from operations.tools.settings import configure_tools
 
 __all__ = ["ALL", "Hub", "Source", "SourceFilter", "SourceState", "open_hub"]
 
-_OWN = ("approvals", "hub", "results")
+_OWN = ("approvals", "code", "hub", "results")
 """The namespaces of operations that the hub itself adds."""
 
 _FAILED = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.EXECUTION_ERROR})
@@ -505,7 +506,11 @@ async def open_hub(
             _start_telemetry(hub, stack)
             if settings.setup is not None:
                 await _run_setup(hub, stack)
-            if wanted.operation is None:
+            is_script = wanted.operation is not None and wanted.operation.startswith("code.")
+            if settings.code is not None or is_script:
+                registry.register_all(code_of(file, registry))
+            # A script may call any operation.
+            if wanted.operation is None or is_script:
                 await hub.open(filter(wanted.includes, sources_of(file)), wait)
             else:
                 await lazy.open(wanted.operation)

@@ -4,7 +4,7 @@ Packages that are slow to import or may not be installed are imported when a con
 """
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
@@ -20,10 +20,12 @@ from operations.authority.grants import PREFIX
 from operations.base.errors import OperationsError
 from operations.base.text import safe_namespace
 from operations.calls.kind import connect_broker
+from operations.code.config import CodeLimits
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import LedgerEntry
-from operations.contract.access import Identity
+from operations.config.model import CodeEntry, LedgerEntry
+from operations.contract.access import AccessControl, Identity
 from operations.contract.context import OperationContext
+from operations.contract.specs import Operation
 from operations.front.config import JWTConfig
 from operations.hub.place import HubPlace
 from operations.hub.source import Source
@@ -31,6 +33,7 @@ from operations.mcp.config import read_servers, unknown_keys
 from operations.mcp.kind import KIND as MCP_KIND
 from operations.mcp.kind import ListedServer
 from operations.pubsub.stores import open_broker_store
+from operations.registry.registry import OperationRegistry
 from operations.runs import Limits as RunLimits
 from operations.runs import Retention, Runs, Schedule
 from operations.sources.contract import Opened, Skipped
@@ -329,6 +332,21 @@ def runs_of(
         )
     except (ValueError, ImportError) as error:
         raise file.error(f"cannot be used: {error}", "runs.url") from error
+
+
+def code_of(file: ConfigFile, registry: OperationRegistry) -> Iterable[Operation]:
+    """Return the operations of code mode, which the registry closes.
+
+    Raises:
+        MissingExtraError: If the extra `code` is not installed.
+        ConfigError: If a limit is wrong.
+    """
+    from operations.code import Code  # noqa: PLC0415 - needs an extra
+
+    entry = file.config.code or CodeEntry()
+    limits = CodeLimits(**file.options(CodeLimits, entry))
+    access = AccessControl(required_scopes=entry.scopes) if entry.scopes else None
+    return Code(registry, limits=limits, access=access, checks=entry.checks)
 
 
 def _subject(file: ConfigFile, name: str | None) -> OperationContext:

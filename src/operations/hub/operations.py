@@ -182,7 +182,7 @@ async def readiness(hub: Hub) -> bool | JSONObject:
     if not absent:
         return True if hub.code is None else {"status": "ok", "problem": hub.problem}
     # These operations are always registered.
-    own = ("hub", "approvals", "runs")
+    own = ("hub", "approvals", "code", "runs")
     is_useless = hub.is_starting or all(
         spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs()
     )

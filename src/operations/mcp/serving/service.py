@@ -58,6 +58,7 @@ from operations.mcp.shared import codec
 from operations.mcp.shared.codec import INPUT, is_imported
 from operations.mcp.shared.extensions import TASKS
 from operations.registry.registry import OperationRegistry
+from operations.tools.pages import NEXT
 
 _SLICE_SECONDS = 0.01
 """Seconds that building schemas may block the event loop."""
@@ -68,6 +69,10 @@ _FRESH_MILLISECONDS = 60_000
 _MAX_COMPLETIONS = 100
 _RESOURCE_NOT_FOUND = -32002
 """The error code before 2026-07-28; since then it is `INVALID_PARAMS`."""
+
+
+_SCRIPTS: Final = frozenset({"code.search", "code.run", NEXT})
+"""The operations that `disclosure="code"` lists."""
 
 
 class Service:
@@ -120,7 +125,10 @@ class Service:
         """Return one page of the tools, or the gateway tools."""
         tools = caller.visible(self.catalog.tools.values())
         shows_all = len(tools) == len(self.catalog.tools)
-        if await self._hides(tools):
+        scripts = [tool for tool in tools if tool.id in _SCRIPTS]
+        if self.settings.disclosure == "code" and scripts:
+            tools, shows_all = scripts, False
+        elif await self._hides(tools):
             tools, cursor = list(gateway_tools().values()), None
         wire = partial(Tool.wire, modern=caller.modern)
         page = await self._page("tools", tools, caller, cursor, wire, shows_all=shows_all)
@@ -136,7 +144,8 @@ class Service:
     async def _hides(self, tools: Sequence[Tool]) -> bool:
         settings = self.settings
         if settings.disclosure != "auto":
-            return settings.disclosure == "gateway"
+            # A caller that may not run scripts finds operations with the gateway.
+            return settings.disclosure in ("gateway", "code")
         if len(tools) > settings.max_tools:
             return True
         size = sum([tool.size async for tool in _usable(tools)])

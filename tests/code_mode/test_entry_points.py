@@ -1,0 +1,156 @@
+"""Code mode in the MCP server, in toolboxes, in a file, and on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from tests.code_mode.shop import BUYER, OPERATOR, run, shop
+
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations.agents import Toolbox
+from operations.code import Code
+from operations.config import ConfigError, load_config
+from operations.hub import open_hub
+from operations.mcp import to_mcp
+
+MODULE = '''
+from operations import operation
+
+@operation("shop.items", type="query")
+async def items(limit: int = 2) -> list[int]:
+    """List the items."""
+    return [*range(limit)]
+
+@operation("shop.order", scopes=["buy"])
+async def order(item: int) -> int:
+    """Order."""
+    return item
+'''
+
+
+async def test_an_mcp_server_lists_only_the_two_tools() -> None:
+    async with shop() as registry, Client(to_mcp(registry, disclosure="code")) as client:
+        tools = (await client.list_tools()).tools
+        arguments = {"script": "return len(await shop.items(limit=5))"}
+        result = await client.call_tool("code__run", arguments)
+        failed = await client.call_tool("code__run", {"script": "shop.itms()"})
+    assert sorted(tool.name for tool in tools) == ["code__run", "code__search"]
+    assert result.structured_content is not None
+    assert result.structured_content["result"] == 5
+    assert failed.is_error
+    assert "SCRIPT_REJECTED" in str(failed)
+
+
+async def test_a_server_without_code_mode_lists_the_gateway() -> None:
+    registry = OperationRegistry([])
+    async with registry, Client(to_mcp(registry, disclosure="code")) as client:
+        assert "call" in [tool.name for tool in (await client.list_tools()).tools]
+
+
+async def test_a_toolbox_has_only_the_two_tools_and_pages() -> None:
+    async with shop() as registry:
+        box = Toolbox(registry, identity=BUYER.identity, disclosure="code", max_bytes=2_000)
+        names = [tool["name"] for tool in box.anthropic()]
+        assert sorted(names) == ["code__run", "code__search", "results__next"]
+        call = {
+            "type": "tool_use",
+            "id": "1",
+            "name": "code__run",
+            "input": {"script": "return [await shop.items(limit=50) for _ in range(5)]"},
+        }
+        message = await box.run(call)
+        page = json.loads(message["content"])
+        assert page["cursor"]
+        following = {**call, "name": "results__next", "input": {"cursor": page["cursor"]}}
+        assert json.loads((await box.run(following))["content"])["value"]
+
+
+async def test_a_toolbox_does_not_promise_limits_that_scripts_do_not_have() -> None:
+    async with shop() as registry:
+        with pytest.raises(ValueError, match="grant"):
+            Toolbox(registry, allow=["shop.*"], disclosure="code")
+    with pytest.raises(ValueError, match="register_all"):
+        Toolbox(OperationRegistry(), disclosure="code").openai()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(MODULE)
+    (tmp_path / "operations.toml").write_text(
+        "modules = ['shop.py']\n[code]\ncalls = 3\n[serve.mcp]\ndisclosure = 'code'\n"
+    )
+    (tmp_path / "script.py").write_text("print('hi')\nreturn await shop.items(limit=3)\n")
+    return tmp_path
+
+
+async def test_a_file_enables_code_mode_with_its_limits(folder: Path) -> None:
+    with anyio.fail_after(60):
+        async with open_hub(folder / "operations.toml") as hub:
+            assert await run(hub.registry, "return await shop.items()") == [0, 1]
+            with pytest.raises(CallError) as caught:
+                await run(hub.registry, "for n in range(9):\n    await shop.items()")
+    assert caught.value.details == {"limit": "calls"}
+
+
+async def test_a_file_can_require_scopes_for_scripts(folder: Path) -> None:
+    path = folder / "operations.toml"
+    path.write_text("modules = ['shop.py']\n[code]\nscopes = ['scripts']\n")
+    async with open_hub(path) as hub:
+        assert await run(hub.registry, "return 1") == 1
+        for context in (BUYER, OperationContext()):
+            with pytest.raises(CallError) as caught:
+                await run(hub.registry, "return 1", context)
+            assert caught.value.code == ErrorCode.ACCESS_DENIED
+
+
+def test_code_mode_of_the_mcp_server_needs_its_table(folder: Path) -> None:
+    path = folder / "operations.toml"
+    path.write_text("[serve.mcp]\ndisclosure = 'code'\n")
+    with pytest.raises(ConfigError, match=r"\[code\]"):
+        load_config(path)
+
+
+def command(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "operations", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_runs_and_checks_a_script(folder: Path) -> None:
+    done = command(folder, "run", "script.py", "--json")
+    assert done.returncode == 0, done.stderr
+    data: Any = json.loads(done.stdout)
+    assert (data["result"], data["printed"], data["calls"]) == ([0, 1, 2], "hi\n", 1)
+    (folder / "wrong.py").write_text("await shop.items(limt=3)\n")
+    wrong = command(folder, "run", "wrong.py", "--check")
+    assert wrong.returncode == 1
+    assert "limt" in wrong.stdout + wrong.stderr
+
+
+def test_the_command_runs_a_script_as_another_caller_without_a_table(folder: Path) -> None:
+    (folder / "operations.toml").write_text("modules = ['shop.py']\n")
+    (folder / "order.py").write_text("return await eval('shop').order(item=1)\n")
+    assert command(folder, "run", "order.py").returncode == 0
+    assert command(folder, "run", "order.py", "--as", "anonymous").returncode == 1
+
+
+async def test_code_mode_is_closed_with_its_registry() -> None:
+    registry = OperationRegistry()
+    code = Code(registry)
+    registry.register_all(code)
+    async with registry:
+        assert await run(registry, "return 1", OPERATOR) == 1
+    assert code._sandbox._pool is None
+
+
+async def test_allow_does_not_open_scripts_to_a_toolbox() -> None:
+    async with shop() as registry:
+        box = Toolbox(registry, allow=["shop.items", "code.*"])
+        assert "code__run" not in [tool["name"] for tool in box.anthropic()]
+        assert "code__run" in [tool["name"] for tool in Toolbox(registry).anthropic()]
