@@ -68,7 +68,7 @@ def main() -> None:
         places = {
             "redis": (redis_world(redis.url), {}),
             "nats": (nats_world(nats.url), {}),
-            "nats, durable": (nats_world(nats.url), {"durable": True}),
+            "nats, jetstream": (nats_world(nats.url), {"queue": "jetstream"}),
         }
         rows = {name: asyncio.run(measure(*place, given)) for name, place in places.items()}
     show(f"{given.calls} calls of {given.seconds:g} s, {given.workers} workers", rows)

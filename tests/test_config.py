@@ -406,9 +406,9 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ),
     (
         "what waits on Redis",
-        "[brokers.a]\nurl = 'redis://x'\ndurable = true",
+        "[brokers.a]\nurl = 'redis://x'\nqueue = 'jetstream'",
         3,
-        "brokers.a.durable",
+        "brokers.a.queue",
         "only with NATS",
     ),
     (

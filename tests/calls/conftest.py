@@ -9,7 +9,7 @@ from tests.calls.worlds import (
     MemoryWorld,
     WebSocketWorld,
     World,
-    durable_world,
+    jetstream_world,
     nats_world,
     redis_world,
 )
@@ -45,8 +45,8 @@ def make_world(name: str, request: pytest.FixtureRequest) -> World:
         return redis_world(request.getfixturevalue("redis_server").url)
     if name == "nats":
         return nats_world(request.getfixturevalue("nats_server").url)
-    if name == "durable":
-        return durable_world(request.getfixturevalue("jetstream_server").url)
+    if name == "jetstream":
+        return jetstream_world(request.getfixturevalue("jetstream_server").url)
     return MemoryWorld() if name == "memory" else WebSocketWorld()
 
 
@@ -68,9 +68,9 @@ def remote_world(request: pytest.FixtureRequest) -> World:
     return make_world(request.param, request)
 
 
-@pytest.fixture(params=("redis", "nats", "durable", "websocket"))
+@pytest.fixture(params=("redis", "nats", "jetstream", "websocket"))
 def restarted_world(request: pytest.FixtureRequest) -> World:
-    """The transports over which a worker can be started again, with durable queues."""
+    """The transports over which a worker can be started again, with queues in JetStream."""
     return make_world(request.param, request)
 
 

@@ -71,7 +71,7 @@ def connect(request: pytest.FixtureRequest) -> Any:
     if request.param == "nats":
         broker = NatsServer("-js")
         broker.options = ("-js", "-sd", broker.folder)
-        options = {"durable": True}
+        options = {"queue": "jetstream"}
     with running(broker):
         world = (redis_world if request.param == "redis" else nats_world)(broker.url)
         yield lambda: world.connect(**options)

@@ -128,16 +128,16 @@ async def test_a_request_that_a_stopping_worker_has_just_acquired_runs_elsewhere
         world = nats_world(broker.url)
 
         async def old_worker() -> None:
-            options = {"target": {"durable": True}}
+            options = {"target": {"queue": "jetstream"}}
             async with world.serve(release(ledger, "shop.pay"), **options) as (worker,):
                 await acquiring.wait()
             assert not worker.is_serving
 
-        async with world.connect(durable=True) as target, PendingRequestMap(target) as calls:
+        async with world.connect(queue="jetstream") as target, PendingRequestMap(target) as calls:
             stopping = asyncio.create_task(old_worker())
             paying = asyncio.create_task(calls.call("shop.pay", {"number": 1}, replayable=False))
             await acquiring.wait()
-            async with world.serve(release(ledger, "shop.pay"), target={"durable": True}):
+            async with world.serve(release(ledger, "shop.pay"), target={"queue": "jetstream"}):
                 asyncio.get_running_loop().call_later(1, stopped.set)
                 with time_limit(30):
                     assert (await paying).data == 1

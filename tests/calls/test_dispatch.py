@@ -25,15 +25,15 @@ def open_broker(
     broker: str, request: pytest.FixtureRequest, stack: ExitStack
 ) -> tuple[BrokerWorld, dict[str, Any]]:
     """Return a world on `broker`, and the options of its targets."""
-    if broker == "durable":
+    if broker == "jetstream":
         url = stack.enter_context(running(NatsServer("-js"))).url
-        return nats_world(url), {"durable": True}
+        return nats_world(url), {"queue": "jetstream"}
     url = request.getfixturevalue(f"{broker}_server").url
     return (redis_world(url) if broker == "redis" else nats_world(url)), {}
 
 
 @pytest.mark.requirement("R39", "F33")
-@pytest.mark.parametrize("broker", ["redis", "nats", "durable"])
+@pytest.mark.parametrize("broker", ["redis", "nats", "jetstream"])
 async def test_a_burst_of_calls_that_block_spreads_over_idle_workers(
     broker: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -63,7 +63,7 @@ async def test_a_burst_of_calls_that_block_spreads_over_idle_workers(
 
 
 @pytest.mark.requirement("R39")
-@pytest.mark.parametrize("broker", ["redis", "durable"])
+@pytest.mark.parametrize("broker", ["redis", "jetstream"])
 async def test_a_worker_takes_one_request_at_a_time_while_its_handlers_block(
     broker: str, request: pytest.FixtureRequest
 ) -> None:
@@ -205,7 +205,7 @@ async def test_a_full_queue_is_an_error_that_may_be_retried(
     world = redis_world(redis_server.url)
     queue = f"{world.prefix}:queue:operations:any"
     async with (
-        world.serve(registry, concurrency=1, queue=1) as servers,
+        world.serve(registry, concurrency=1, max_waiting=1) as servers,
         caller(world) as calls,
         Redis(port=redis_server.port) as redis,
     ):
@@ -229,7 +229,7 @@ async def test_requests_of_callers_that_gave_up_do_not_fill_the_queue(
     world = redis_world(redis_server.url)
     queue = f"{world.prefix}:queue:operations:any"
     async with (
-        world.serve(registry, concurrency=1, queue=1) as servers,
+        world.serve(registry, concurrency=1, max_waiting=1) as servers,
         caller(world) as calls,
         Redis(port=redis_server.port) as redis,
     ):
@@ -286,7 +286,7 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
 
 @pytest.mark.requirement("F1", "F30")
 @pytest.mark.slow  # JetStream delivers a request again 10 s after a worker that did not begin it was killed.
-@pytest.mark.parametrize("broker", ["redis", "durable"])
+@pytest.mark.parametrize("broker", ["redis", "jetstream"])
 async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_elsewhere(
     broker: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -234,7 +234,7 @@ async def test_f21_overload_neither_slows_rejections_nor_costs_goodput(
 
     target = MemoryTarget()
     async with (
-        serve_calls(registry, target, concurrency=10, queue=10),
+        serve_calls(registry, target, concurrency=10, max_waiting=10),
         PendingRequestMap(target) as calls,
     ):
         peak = await goodput(calls, 20)
@@ -405,7 +405,9 @@ async def test_r39_one_caller_cannot_take_every_slot(registry: OperationRegistry
 
     target = MemoryTarget()
     async with (
-        serve_calls(registry, target, concurrency=10, queue=0, per_principal=5, resolve=resolve),
+        serve_calls(
+            registry, target, concurrency=10, max_waiting=0, per_principal=5, resolve=resolve
+        ),
         PendingRequestMap(target) as calls,
     ):
         greedy = [
@@ -568,7 +570,7 @@ async def test_f31_a_call_that_was_cancelled_while_it_waited_makes_room(
 ) -> None:
     world, path = make_world(name, request), tmp_path / "log"
     async with (
-        world.serve(registry, concurrency=1, queue=1) as workers,
+        world.serve(registry, concurrency=1, max_waiting=1) as workers,
         world.connect() as target,
         PendingRequestMap(target) as calls,
     ):
@@ -591,7 +593,7 @@ async def test_f31_a_call_that_was_cancelled_while_it_waited_makes_room(
 async def test_f31_a_cancelled_call_that_still_runs_counts(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with (
-        serve_calls(registry, target, concurrency=2, queue=0, grace=0) as worker,
+        serve_calls(registry, target, concurrency=2, max_waiting=0, grace=0) as worker,
         PendingRequestMap(target) as calls,
     ):
         stubborn = [

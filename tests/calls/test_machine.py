@@ -112,7 +112,7 @@ class Calls(RuleBasedStateMachine):
             return
 
         async def start() -> CallServer:
-            config = WorkerConfig(concurrency=3, queue=2, grace=0.05, expose_errors=True)
+            config = WorkerConfig(concurrency=3, max_waiting=2, grace=0.05, expose_errors=True)
             server = CallServer(self.registry, self.target, config)
             await server.start()
             return server

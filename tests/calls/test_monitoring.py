@@ -63,12 +63,12 @@ def jetstream() -> Iterator[Broker]:
         yield broker
 
 
-@pytest.fixture(params=("redis", "durable"))
+@pytest.fixture(params=("redis", "jetstream"))
 def keeping(request: pytest.FixtureRequest) -> tuple[BrokerWorld, dict[str, Any]]:
     """A broker that keeps requests and dead letters, and the options of its targets."""
     if request.param == "redis":
         return redis_world(request.getfixturevalue("redis_server").url), {}
-    return nats_world(request.getfixturevalue("jetstream").url), {"durable": True}
+    return nats_world(request.getfixturevalue("jetstream").url), {"queue": "jetstream"}
 
 
 async def test_an_operator_sees_workers_calls_and_the_queue(
@@ -78,7 +78,7 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
     latch = Latch()
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        # A durable one takes two seconds to close.
+        # One in JetStream takes two seconds to close.
         names = ["one"] if options else ["one", "two"]
         for name in names:
             await enter(
@@ -131,7 +131,7 @@ async def test_without_a_broker_that_keeps_requests_those_in_the_workers_are_cou
         latch.opened.set()
         await asyncio.gather(*waiting, return_exceptions=True)
         text = worker_metrics(server).decode()
-        with pytest.raises(TransportError, match="durable"):
+        with pytest.raises(TransportError, match="jetstream"):
             await monitor.letters()
 
     assert (len(report.workers), report.running, report.waiting) == (1, 1, 2)
@@ -252,7 +252,7 @@ async def test_every_call_of_a_worker_is_a_line_with_its_operation_and_duration(
 
     caplog.set_level(logging.INFO, "operations.access")
     async with (
-        broker_world.serve(latch.registry, concurrency=1, queue=1, resolve=resolve),
+        broker_world.serve(latch.registry, concurrency=1, max_waiting=1, resolve=resolve),
         caller(broker_world, credential="CANARY") as calls,
     ):
         tasks = [asyncio.create_task(calls.call("latch.pass", {"fail": n == 1})) for n in (0, 1)]

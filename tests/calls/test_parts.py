@@ -59,7 +59,7 @@ class Floor:
 
 
 def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> None:
-    floor = Floor(concurrency=2, queue=1)
+    floor = Floor(concurrency=2, max_waiting=1)
     work = [Work() for _ in range(4)]
 
     reasons = [floor.offer(one) for one in work]
@@ -74,7 +74,7 @@ def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> Non
 
 def busy_floor() -> tuple[Floor, list[Work]]:
     """One slot, and four calls that want it."""
-    floor, work = Floor(concurrency=1, queue=5), [Work() for _ in range(4)]
+    floor, work = Floor(concurrency=1, max_waiting=5), [Work() for _ in range(4)]
     for one in work:
         floor.offer(one)
     return floor, work
@@ -165,7 +165,7 @@ async def test_f37_other_calls_are_not_delayed_forever(monkeypatch: pytest.Monke
 
 def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.calls.serving.execution.MAX_WAITING_BYTES", 100)
-    floor = Floor(concurrency=1, queue=10)
+    floor = Floor(concurrency=1, max_waiting=10)
     assert floor.offer(Work()) is None
     assert floor.offer(Work(size=80)) is None
     refusal = "1 call running and 1 waiting on this worker"
@@ -174,7 +174,7 @@ def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.calls.serving.execution.MAX_WAITING_BYTES", 100)
-    floor = Floor(concurrency=1, queue=1)
+    floor = Floor(concurrency=1, max_waiting=1)
     first, ended, fresh = Work(), Work(size=80), Work(size=80)
     for work in (first, ended):
         floor.offer(work)
@@ -186,7 +186,7 @@ def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.Monkey
 
 
 def test_an_expired_request_occupies_no_slot() -> None:
-    floor = Floor(concurrency=1, queue=10)
+    floor = Floor(concurrency=1, max_waiting=10)
     first, stale, fresh = Work(), Work(), Work()
     for work in (first, stale, fresh):
         floor.offer(work)

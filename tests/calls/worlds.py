@@ -118,8 +118,8 @@ def nats_world(url: str) -> BrokerWorld:
     return BrokerWorld("nats", url, connect_nats)
 
 
-def durable_world(url: str) -> BrokerWorld:
-    return BrokerWorld("nats", url, connect_nats, durable=True)
+def jetstream_world(url: str) -> BrokerWorld:
+    return BrokerWorld("nats", url, connect_nats, queue="jetstream")
 
 
 @asynccontextmanager

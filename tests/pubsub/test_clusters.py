@@ -376,7 +376,7 @@ async def test_nats_with_an_nkey(tmp_path: Path) -> None:
     (tmp_path / "user.nk").write_bytes(user.seed)
     config = f"authorization {{ users = [ {{ nkey: {user.public} }} ] }}"
     with running(NatsServer("-js", config=config)) as broker:
-        settings = f"url = '{broker.url}'\nnkey_file = 'user.nk'\ndurable = true\nreplicas = 1"
+        settings = f"url = '{broker.url}'\nnkey_file = 'user.nk'\nqueue = 'jetstream'\nreplicas = 1"
         async with calling_from_file(tmp_path, settings):
             pass
         with pytest.raises(TransportError):

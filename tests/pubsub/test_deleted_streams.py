@@ -37,12 +37,12 @@ async def working(broker: Broker, ledger: Ledger) -> AsyncGenerator[list[Pending
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         for _ in range(3):
-            there = await enter(connect_nats(broker.url, durable=True, connect_timeout=30))
+            there = await enter(connect_nats(broker.url, queue="jetstream", connect_timeout=30))
             await enter(serve_calls(ledger.registry(), there))
         yield [
             await enter(
                 PendingRequestMap(
-                    await enter(connect_nats(broker.url, durable=True)), heartbeat=0.2
+                    await enter(connect_nats(broker.url, queue="jetstream")), heartbeat=0.2
                 )
             )
             for _ in range(2)

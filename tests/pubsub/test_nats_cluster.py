@@ -77,7 +77,7 @@ async def test_losing_the_leader_of_the_stream_loses_no_call(
     plain = Ledger(tmp_path / "plain", timeout=60)
     end = monotonic() + float(os.environ.get("OPERATIONS_SOAK_SECONDS", "0"))
     async with (
-        calling(cluster, ledger, durable=True, replicas=3) as callers,
+        calling(cluster, ledger, queue="jetstream", replicas=3) as callers,
         calling(cluster, plain) as plain_callers,
     ):
         prefix = callers[0].mailbox.partition(".")[0]
@@ -99,22 +99,22 @@ async def test_losing_the_leader_of_the_stream_loses_no_call(
 async def test_calls_survive_a_rolling_restart_of_a_cluster(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
-    durable, plain = (
-        Ledger(tmp_path / "durable", timeout=60),
+    stored, plain = (
+        Ledger(tmp_path / "stored", timeout=60),
         Ledger(tmp_path / "plain", timeout=60),
     )
     async with (
-        calling(cluster, durable, durable=True, replicas=3) as durable_callers,
+        calling(cluster, stored, queue="jetstream", replicas=3) as stored_callers,
         calling(cluster, plain) as plain_callers,
-        durable.traffic(*durable_callers, payers=2),
+        stored.traffic(*stored_callers, payers=2),
         plain.traffic(*plain_callers, payers=2),
     ):
         for node in cluster.nodes:
-            await durable.progress(20, seconds=90)
+            await stored.progress(20, seconds=90)
             await asyncio.to_thread(node.stop)
-            await durable.progress(20, seconds=90)
+            await stored.progress(20, seconds=90)
             with time_limit(90):
                 await cluster.healthy()
 
-    durable.check(failures=0)
+    stored.check(failures=0)
     plain.check(failures=0)

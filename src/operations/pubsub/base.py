@@ -210,8 +210,8 @@ class EventTarget(Protocol):
         reconnects: Whether a lost connection is restored.
         broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
-        durable: Whether requests wait at the broker until there is a worker, and a started request is never delivered
-            again.
+        stores_requests: Whether requests wait at the broker until there is a worker, and a started request is never
+            delivered again.
         values: Values at the broker that several processes share (`authority.store.Values`); None if not supported.
         chooses_worker: Whether a caller chooses the worker of each request; otherwise the broker does.
         is_connected: Whether the other end can be reached now.
@@ -224,7 +224,7 @@ class EventTarget(Protocol):
     direct: bool = False
     reconnects: bool = True
     broadcasts_replies: bool = False
-    durable: bool = False
+    stores_requests: bool = False
     values: Any = None
     chooses_worker: bool = False
 

@@ -11,7 +11,7 @@ from os import strerror
 from pathlib import Path
 from socket import gaierror
 from ssl import SSLContext, SSLError, create_default_context
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from operations.base.errors import TransportError
@@ -190,12 +190,13 @@ class NatsConfig(BrokerConfig):
 
     prefix: str = field(default="operations", kw_only=True)
 
-    durable: bool = field(default=False, kw_only=True)
-    """Store requests in JetStream until a worker starts them, also across restarts of the server. To enable this,
-    restart the workers first."""
+    queue: Literal["core", "jetstream"] = field(default="core", kw_only=True)
+    """Where requests wait: `core` sends them to workers that are connected; `jetstream` stores them until a worker
+    starts them, also across restarts of workers and of the server. To switch to it, restart the workers first."""
 
     replicas: Count = field(default=1, kw_only=True)
-    """The number of servers that store the durable requests, if this client creates the stream: use 3 in a cluster."""
+    """The number of servers that store the requests in JetStream, if this client creates the stream: use 3 in a
+    cluster."""
 
     user: str | None = field(default=None, kw_only=True)
     """The user, unless it is in `url`."""

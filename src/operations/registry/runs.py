@@ -125,38 +125,8 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     retention: float | None = None
 
 
-class RunStore(Protocol):
-    """Keeps runs and runs them; `operations.runs.Runs` implements it."""
-
-    def attach(self, registry: Any) -> None:
-        """Run the operations of this registry."""
-        ...
-
-    async def open(self) -> None:
-        """Begin to run what is queued, also runs that another process has left. Does nothing in a client."""
-        ...
-
-    async def works(self) -> bool:
-        """Return whether the store can be written."""
-        ...
-
-    async def counts(self) -> dict[str, int]:
-        """Return the number of live and `unknown` runs, and the age of the `oldest` ready one in milliseconds."""
-        ...
-
-    def totals(self) -> dict[str, int]:
-        """Return the number of attempts of this process, and of the runs that ended in it by status."""
-        ...
-
-    async def aclose(self) -> None:
-        """Hand over the runs that do not end within the grace, and close the store."""
-        ...
-
-    async def start(
-        self, plan: CallPlan, value: Any, context: OperationContext, options: StartOptions
-    ) -> RunState:
-        """Store a run, whose access and input were checked; return after the commit."""
-        ...
+class RunAccess(Protocol):
+    """Reads and changes runs that exist: a store of this process, or the workers of a group."""
 
     async def state(self, run_id: str, context: OperationContext) -> RunState:
         """Return the present state.
@@ -201,6 +171,40 @@ class RunStore(Protocol):
         ...
 
 
+class RunStore(RunAccess, Protocol):
+    """Keeps runs and runs them; `operations.runs.Runs` implements it."""
+
+    def attach(self, registry: Any) -> None:
+        """Run the operations of this registry."""
+        ...
+
+    async def open(self) -> None:
+        """Begin to run what is queued, also runs that another process has left. Does nothing in a client."""
+        ...
+
+    async def works(self) -> bool:
+        """Return whether the store can be written."""
+        ...
+
+    async def counts(self) -> dict[str, int]:
+        """Return the number of live and `unknown` runs, and the age of the `oldest` ready one in milliseconds."""
+        ...
+
+    def totals(self) -> dict[str, int]:
+        """Return the number of attempts of this process, and of the runs that ended in it by status."""
+        ...
+
+    async def aclose(self) -> None:
+        """Hand over the runs that do not end within the grace, and close the store."""
+        ...
+
+    async def start(
+        self, plan: CallPlan, value: Any, context: OperationContext, options: StartOptions
+    ) -> RunState:
+        """Store a run, whose access and input were checked; return after the commit."""
+        ...
+
+
 class Run:
     """A handle for a run.
 
@@ -213,7 +217,7 @@ class Run:
         state: The last state that this handle has read.
     """
 
-    def __init__(self, store: RunStore, state: RunState, context: OperationContext) -> None:
+    def __init__(self, store: RunAccess, state: RunState, context: OperationContext) -> None:
         self._store, self._context = store, context
         self.state = state
 

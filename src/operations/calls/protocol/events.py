@@ -238,6 +238,9 @@ class ProbePayload(_Payload, frozen=True, kw_only=True):
     fences: Annotated[list[FencePayload], msgspec.Meta(max_length=10_000)] = []
     """Copies that the worker should drop, unless they have started."""
 
+    holders: bool = False
+    """Whether only workers that have one of the calls should respond."""
+
     stats: bool = False
     """Whether the worker should report its `WorkerStats`."""
 

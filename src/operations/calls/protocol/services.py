@@ -53,6 +53,7 @@ from operations.calls.protocol.events import (
 )
 from operations.calls.protocol.replayability import encode_list
 from operations.calls.serving.jobs import DEFAULT_TIMEOUT, Served, WorkerConfig, quietly
+from operations.calls.serving.runs import REPLAYABLE_VERBS
 from operations.contract.access import Identity, check_access
 from operations.contract.context import OperationContext, may_call
 from operations.contract.specs import Operation, OperationSpec, OperationType
@@ -438,7 +439,8 @@ class Presence:
                 for spec in registry.specs()
                 if spec.replayable and (is_open or _may_see(spec, identity))
             ]
-            ids += [name for name in SERVICES if name not in registry]
+            own = SERVICES if registry.run_store is None else SERVICES | REPLAYABLE_VERBS
+            ids += [name for name in own if name not in registry]
             self._replayable = registry.revision, encode_list(ids)
         text = self._replayable[1]
         return text if len(text) + WRAPPING <= self._target.max_bytes else None
@@ -467,7 +469,7 @@ def served_by(
         services: The operations that describe the worker.
         operation_id: The operation.
     """
-    if operation_id in SERVICES and operation_id not in registry:
+    if operation_id in services and operation_id not in registry:
         registry = services
     spec = registry.get_spec(operation_id)
     if spec is None:

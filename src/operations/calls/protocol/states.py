@@ -231,6 +231,9 @@ class PendingCall(msgspec.Struct, eq=False):
     unavailable: ErrorPayload | None = None
     """The error of one of them that may have the operation later, because its source is not connected."""
 
+    probes: int = 0
+    """The number of probes of all workers since it was sent, while no worker is known to have it."""
+
     misses: int = 0
     """The number of consecutive probes that found no worker with the call."""
 

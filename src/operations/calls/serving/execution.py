@@ -75,12 +75,12 @@ class AdmissionQueue:
     """The slots of one worker, and the calls that wait for them.
 
     Args:
-        config: The limits of the worker: `concurrency`, `queue` and `per_principal`.
+        config: The limits of the worker: `concurrency`, `max_waiting` and `per_principal`.
         start: Starts a call; returns False if the call has already ended.
     """
 
     def __init__(self, config: WorkerConfig, start: Callable[[Job], bool]) -> None:
-        self._slots, self._places = config.concurrency, config.queue
+        self._slots, self._places = config.concurrency, config.max_waiting
         self._callers: ConcurrencyLimiter | None = None
         if (limit := config.per_principal) is not None:
             self._callers = ConcurrencyLimiter("calls on this worker", maxsize, limit)

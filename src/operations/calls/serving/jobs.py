@@ -53,7 +53,7 @@ class WorkerConfig:
     concurrency: Count = 1024
     """The number of concurrent calls."""
 
-    queue: Annotated[int, Meta(ge=0)] = 16_384
+    max_waiting: Annotated[int, Meta(ge=0)] = 16_384
     """The number of calls that may wait for a slot; further calls are rejected with `RESOURCE_EXHAUSTED`."""
 
     per_principal: Count | None = None
@@ -196,6 +196,9 @@ class Job(msgspec.Struct, eq=False):
 
     replied: asyncio.Event | None = None
     """Set when its last reply was sent, for requests that arrived through a call handler."""
+
+    heard_at: float = 0.0
+    """When the caller was last known to be connected, by the loop's clock; 0 if it was not checked yet."""
 
     absent_since: float = NEVER
     """When the caller was first found to be disconnected, by the loop's clock."""
@@ -406,7 +409,18 @@ async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
 
 
 _CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
+"""Seconds between two checks of a caller that is missing; one that is missing in two checks has disconnected."""
+
+_TRUST_CALLERS = 0.5
+_MAX_TRUST = 2.0
+_TRUST_SHARE = 8
+"""Seconds for which a caller that probed its call, or was found at the broker, counts as connected: at least and at
+most, and otherwise this fraction of the age of the call."""
+
+
+def _trust(age: float) -> float:
+    """Return for how many seconds the caller of a call of this age counts as connected."""
+    return min(max(_TRUST_CALLERS, age / _TRUST_SHARE), _MAX_TRUST)
 
 
 async def watch_callers(
@@ -425,7 +439,9 @@ async def watch_callers(
         old = [
             job
             for job in jobs.values()
-            if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
+            if job.claim is None
+            and now - job.arrived_at > _CHECK_CALLERS
+            and (job.absent_since != NEVER or now - job.heard_at > _trust(now - job.arrived_at))
         ]
         callers = list({job.reply_to for job in old})
         try:
@@ -434,7 +450,9 @@ async def watch_callers(
             continue
         gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
         for job in old:
-            job.absent_since = min(job.absent_since, now) if job.reply_to in gone else NEVER
+            is_gone = job.reply_to in gone
+            job.heard_at = job.heard_at if is_gone else now
+            job.absent_since = min(job.absent_since, now) if is_gone else NEVER
             # A short outage must not interrupt a mutation.
             wait = patience if job.begun and job.is_mutation else 0.0
             waited = now - job.absent_since

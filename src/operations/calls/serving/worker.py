@@ -53,6 +53,7 @@ from operations.calls.serving.jobs import (
     watch_callers,
     watch_loop_lag,
 )
+from operations.calls.serving.runs import run_verbs
 from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Receiver, WorkerStats, usable
 from operations.pubsub.delivery import Recent
 from operations.pubsub.signing import SignedTarget
@@ -83,11 +84,16 @@ class CallServer(JobRunner, Receiver):
         self, registry: OperationRegistry, target: EventTarget, config: WorkerConfig
     ) -> None:
         super().__init__(registry, target, config)
-        self.backlog: int | None = config.concurrency + config.queue
+        self.backlog: int | None = config.concurrency + config.max_waiting
         self.malformed = self.ignored = self.duplicates = 0
         self.is_serving, self.grace = False, config.grace
         self.reason_to_stop: CallError | None = None
-        self._services = OperationRegistry(service_operations(registry, target))
+        self._services = OperationRegistry(
+            [
+                *service_operations(registry, target),
+                *run_verbs(registry, expose=self._exposes_errors),
+            ]
+        )
         self._presence = Presence(registry, target, config, self.mailbox, lambda: self._is_leaving)
         self._served: dict[str, Served] = {}
         self._served_revision = registry.revision
@@ -506,6 +512,7 @@ class CallServer(JobRunner, Receiver):
             reply = reply or self._recent.last_reply(request_id, probe.reply_to)
             # Reported only to the client that made the call.
             if job is not None and job.reply_to == probe.reply_to:
+                job.heard_at = self._loop.time()
                 if job.is_offered:
                     # Not reported as a claim, because another worker may have started the same request.
                     await self._send(job.reply_to, job.offer(self.mailbox))
@@ -514,6 +521,8 @@ class CallServer(JobRunner, Receiver):
                     held.append(request_id)
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
+        if probe.holders and not held:
+            return
         await self._presence.report(
             probe.reply_to,
             request_ids=held,

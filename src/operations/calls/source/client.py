@@ -53,6 +53,7 @@ from operations.calls.protocol.events import (
 from operations.calls.protocol.states import PendingCall, StreamEntry
 from operations.calls.serving.jobs import DEFAULT_GROUP, DEFAULT_TIMEOUT
 from operations.calls.source.failure_detector import FailureDetector
+from operations.calls.source.runs import RemoteRuns
 from operations.calls.source.sending import CallSender, closed_error, enforce_number, remaining
 from operations.contract.access import Identity
 from operations.contract.context import OperationContext
@@ -60,6 +61,7 @@ from operations.contract.envelopes import ResponseEnvelope
 from operations.pubsub.base import Delivery, EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.signing import SIGNING_ADVICE
+from operations.registry.runs import Run, RunPage, StartOptions
 from operations.registry.streams import Subscription as EnvelopeStream
 
 _REPLIES = frozenset(
@@ -136,6 +138,7 @@ class PendingRequestMap(CallSender):
             silence=silence,
         )
         self.specs_changed = self._workers.specs_changed
+        self._runs = RemoteRuns(self)
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
@@ -377,6 +380,64 @@ class PendingRequestMap(CallSender):
                     self._ask_to_stop(call)
 
         return EnvelopeStream(items())
+
+    async def start(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        key: str | None = None,
+        delay: float = 0,
+        at: float | None = None,
+        priority: int = 100,
+        lane: str | None = None,
+        retention: float | None = None,
+    ) -> Run:
+        """Start a run at a worker of the group, and return its handle once the run is stored.
+
+        The arguments are those of `OperationRegistry.start`. A start with a key is repeated if its worker is lost.
+
+        Raises:
+            CallError: As `call`; `OPERATION_NOT_FOUND` if the workers have no store of runs.
+        """
+        context = context or OperationContext()
+        options = StartOptions(
+            key=key, delay=delay, at=at, priority=priority, lane=lane, retention=retention
+        )
+        state = await self._runs.start(operation_id, input, context, options)
+        return Run(self._runs, state, context)
+
+    async def run(self, run_id: str, context: OperationContext | None = None) -> Run:
+        """Return the handle of a run that the workers of the group keep.
+
+        Raises:
+            CallError: As `call`; `RUN_NOT_FOUND`.
+        """
+        context = context or OperationContext()
+        return Run(self._runs, await self._runs.state(run_id, context), context)
+
+    async def runs(
+        self,
+        context: OperationContext | None = None,
+        *,
+        status: str | None = None,
+        operation: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> RunPage:
+        """List the runs that the caller may see, the newest first. The arguments are those of `OperationRegistry.runs`.
+
+        Raises:
+            CallError: As `call`.
+        """
+        return await self._runs.page(
+            context or OperationContext(),
+            status=status,
+            operation=operation,
+            limit=limit,
+            after=after,
+        )
 
     def abort(self, request_id: str) -> None:
         """End a pending call with `ABORTED` and ask its worker to stop; does nothing if it is not pending."""

@@ -4,9 +4,10 @@ A client probes calls that take longer than a heartbeat. It probes the worker th
 all workers of the group. The workers report which of the calls they have, and repeat the replies of ended calls.
 
     claimed by a worker                                     -> wait
-    the broker still has the request                        -> wait, if there are workers or the queue is durable
+    the broker still has the request                        -> wait, if there are workers or the broker stores requests
     the broker reports that the worker has left             -> lost; a mutation waits two heartbeats for its return
     the worker is connected but silent                      -> it may be busy: lost only after `silence`
+    no worker responds that it has the call                 -> all workers are asked to respond
     every worker responded, and none has the call           -> lost, after a second probe
     no worker is present any more                           -> lost, after a second probe
 
@@ -60,8 +61,9 @@ _ROLL_CALL_PAUSE = 60.0
 """The longest pause between two probes of all workers, in seconds, while a worker does not respond."""
 
 _ASK_EVERY = 5.0
-"""Seconds between two probes of all workers while this client chooses among them. It does not choose those that did not
-respond to the last but one."""
+_ASK_EACH = 0.25
+"""Seconds between two probes of all workers while this client chooses among them, at least and for each worker. It does
+not choose those that did not respond to the last but one, or to a probe of their calls."""
 
 _RESTART = 10.0
 """Seconds after the loss of workers in which new calls that may run again wait for their return."""
@@ -219,6 +221,10 @@ class FailureDetector:
         Raises:
             TransportError: If that cannot be known now.
         """
+        known = next(iter(self._workers.heard_at), None)
+        # All workers of a group respond to a ping of the group, so that one of them is asked first.
+        if known is not None and await self._target.is_present(known):
+            return True
         if await self._target.is_present(self._all_workers):
             return True
         self._remove_all()
@@ -271,7 +277,7 @@ class FailureDetector:
     def may_be_restored(self, call: PendingCall) -> bool:
         """Return whether a restored broker may have delivered a request a second time."""
         # The mailbox may receive messages before the reconnect is complete.
-        return not self._target.durable and 0 < call.sent_at <= self._outages.changed_at
+        return not self._target.stores_requests and 0 < call.sent_at <= self._outages.changed_at
 
     def is_unanswered(self, call: PendingCall) -> bool:
         """Return whether no worker has responded to the probes of a call."""
@@ -281,7 +287,7 @@ class FailureDetector:
 
     async def accepts(self, offer: OfferPayload) -> bool:
         """Return whether a worker may start a request that waited; if so, record that it has the call."""
-        if self._target.durable:
+        if self._target.stores_requests:
             # A worker that started it before a reconnect responds to the following probe, and has the call.
             await self._outages.settle()
         call = self._pending.get(offer.request_id)
@@ -362,10 +368,12 @@ class FailureDetector:
         if is_roll_call:
             # A worker that is present now may be lost before it responds.
             self._were_there = self._were_there or await self._target.is_present(self._all_workers)
+        asks_all = is_roll_call or silence_limit == 0.0
+        sought = [] if asks_all else [call for call in quiet if self._is_sought(call)]
         if self._greeted_at:
             asked_at, self._greeted_at = self._greeted_at, 0.0
         else:
-            await self._probe_all(quiet, is_roll_call)
+            await self._probe_all(quiet, sought, is_roll_call)
         # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
         if is_roll_call and restorations == self.restorations:
             self._plan_roll_call(asked_at)
@@ -375,7 +383,14 @@ class FailureDetector:
                     self._heard.clear()
                     await self._count_workers()
                     await self._heard.wait()
-        missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
+        missing = [
+            call
+            for call in quiet
+            if call.seen_at < asked_at and self._is_open(call) and call not in sought
+        ]
+        for call in missing:
+            if call.worker is not None:
+                self._workers.skip(call.worker)
         if missing and self._target.is_connected:
             if not self._outages.is_settled:
                 # Missing workers do not count as lost yet, but reconnected workers may report that they have not
@@ -390,8 +405,20 @@ class FailureDetector:
     @property
     def _next_roll_call_at(self) -> float:
         if self._workers.has_chosen:
-            return min(self._roll_call_at, self._roll_called_at + _ASK_EVERY)
+            pause = max(_ASK_EVERY, _ASK_EACH * len(self._workers.heard_at))
+            return min(self._roll_call_at, self._roll_called_at + pause)
         return self._roll_call_at
+
+    def _is_sought(self, call: PendingCall) -> bool:
+        """Return whether only the worker that has a call needs to respond; record the probe.
+
+        Most calls are claimed then. A request that waits at the broker is claimed by no worker for a long time, so that
+        all workers are asked to respond from time to time only, until a probe finds none that has it.
+        """
+        if call.worker is not None or call.misses:
+            return False
+        call.probes += 1
+        return call.probes != 2 and call.probes % 4 != 0
 
     def _plan_roll_call(self, asked_at: float) -> None:
         """Skip the workers that did not respond to the roll call before this one; plan the next one."""
@@ -401,15 +428,25 @@ class FailureDetector:
         self._roll_call_at = asked_at + self._roll_call_pause
         self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
 
-    async def _probe_all(self, quiet: list[PendingCall], is_roll_call: bool) -> None:
-        """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown."""
-        by_address: dict[str, list[str]] = {self._all_workers: []} if is_roll_call else {}
+    async def _probe_all(
+        self, quiet: list[PendingCall], sought: list[PendingCall], is_roll_call: bool
+    ) -> None:
+        """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown.
+
+        Args:
+            quiet: The calls.
+            sought: Those for which only the worker that has them responds.
+            is_roll_call: Whether all workers must respond in any case.
+        """
+        by_address: dict[tuple[str, bool], list[str]] = {}
+        if is_roll_call:
+            by_address[self._all_workers, False] = []
         for call in quiet:
-            address = call.worker or self._all_workers
-            by_address.setdefault(address, []).append(call.payload.request_id)
-        for address, ids in by_address.items():
+            asked = call.worker or self._all_workers, call in sought
+            by_address.setdefault(asked, []).append(call.payload.request_id)
+        for (address, holders), ids in by_address.items():
             for start in range(0, max(1, len(ids)), _PER_PROBE):
-                await self._probe(address, ids[start : start + _PER_PROBE])
+                await self._probe(address, ids[start : start + _PER_PROBE], holders=holders)
 
     async def _count_workers(self) -> None:
         """Record whether all workers have responded since the last probe of all of them."""
@@ -440,9 +477,16 @@ class FailureDetector:
         return there if self._were_there else None
 
     async def _probe(
-        self, address: str, request_ids: list[str], fences: Sequence[FencePayload] = ()
+        self,
+        address: str,
+        request_ids: list[str],
+        fences: Sequence[FencePayload] = (),
+        *,
+        holders: bool = False,
     ) -> None:
-        payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox, fences=list(fences))
+        payload = ProbePayload(
+            request_ids=request_ids, reply_to=self._mailbox, fences=list(fences), holders=holders
+        )
         # The address of a lost worker does not exist any more; its presence is checked below.
         with suppress(NotSentError):
             await self._target.send(address, encode_event(CallProbed(payload=payload)))
@@ -467,16 +511,19 @@ class FailureDetector:
         self, missing: list[PendingCall], moment: float, are_there: bool | None
     ) -> _View:
         """Return the workers that have not responded since `moment`, and remove those that have left."""
-        known = {call.worker: 0.0 for call in missing if call.worker is not None}
-        known.update(self._workers.heard_at)
-        silent = [worker for worker, heard_at in known.items() if heard_at < moment]
+        heard_at = self._workers.heard_at
+        asked = {call.worker for call in missing if call.worker is not None}
+        if any(call.worker is None for call in missing):
+            asked |= heard_at.keys()
+        silent = [worker for worker in asked if heard_at.get(worker, 0.0) < moment]
         present = await asyncio.gather(*map(self._target.is_present, silent))
         absent = {worker for worker, there in zip(silent, present, strict=True) if not there}
-        self._absent_since = {worker: self._absent_since.get(worker, moment) for worker in absent}
+        for worker in asked - absent:
+            self._absent_since.pop(worker, None)
         gone = {
             worker
-            for worker, since in self._absent_since.items()
-            if moment - since >= self._absence_limit
+            for worker in absent
+            if moment - self._absent_since.setdefault(worker, moment) >= self._absence_limit
         }
         for worker in gone:
             self._remove(worker, moment)
@@ -494,8 +541,8 @@ class FailureDetector:
                 return False
             if call.worker is not None:
                 return True
-        # Without workers, a request in the queue of the broker is lost, unless the queue is durable or it may wait.
-        waits = view.are_there or self._target.durable or self.may_run_again(call)
+        # Without workers, a request in the queue of the broker is lost, unless the broker stores it or it may wait.
+        waits = view.are_there or self._target.stores_requests or self.may_run_again(call)
         if waits and await self._is_waiting(call):
             return False
         if view.are_there is False:

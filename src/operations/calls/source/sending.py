@@ -289,7 +289,7 @@ class CallSender(ABC):
 
     async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
         """Send a call again, to any worker."""
-        call.misses = 0
+        call.misses = call.probes = 0
         call.sent_at = 0.0
         call.worker = None
         call.is_claimed = False

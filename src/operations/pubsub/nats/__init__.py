@@ -8,8 +8,8 @@
     control   a subject for each client
     presence  a ping to the subject: the server responds if there is no listener
 
-`jetstream` has the durable queues. They have separate subjects, and their workers also consume the plain ones. To
-switch to durable queues without lost or repeated requests, switch the workers first, then the callers.
+`jetstream` has the queues that store requests. They have separate subjects, and their workers also consume the plain
+ones. To switch to them without lost or repeated requests, switch the workers first, then the callers.
 """
 
 import asyncio
@@ -86,14 +86,15 @@ class NatsTarget(BrokerTarget):
     def __init__(self, config: NatsConfig) -> None:
         super().__init__(config, "NATS")
         self.max_bytes = 1024 * 1024
-        self.durable, self.chooses_worker = config.durable, not config.durable
+        self.stores_requests = config.queue == "jetstream"
+        self.chooses_worker = not self.stores_requests
         self._prefix = config.prefix
         self._control_space, self._box_space = f"{self._prefix}.control.", f"{self._prefix}.box."
         self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
         self._sender_of = lru_cache(_MAX_KNOWN)(partial(sender_of, self._prefix))
         self._boxes = subject_of(f"{self._prefix}.box", self.client)
         self._nats = ReconnectingClient()
-        self._jetstream = JetStream(self._nats, config) if self.durable else None
+        self._jetstream = JetStream(self._nats, config) if self.stores_requests else None
         self._permitted: set[str] = set()
         """The subjects to which the server has let this client publish."""
         self._publishing_first = asyncio.Lock()
@@ -177,7 +178,7 @@ class NatsTarget(BrokerTarget):
 
     def _note_limit(self) -> None:
         """Store the largest message that the server accepts, which includes headers."""
-        self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
+        self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.stores_requests else 0)
 
     async def check_privacy(self) -> None:
         """Raise an error unless the server blocks this client from the mailboxes and requests of other clients.
@@ -325,7 +326,7 @@ class NatsTarget(BrokerTarget):
     async def consume(self, queue: str, consumer: Consumer) -> Subscription:
         """Consume from `queue`.
 
-        The server distributes plain requests one by one; `capacity` applies to durable requests.
+        The server distributes plain requests one by one; `capacity` applies to JetStream.
         """
         self.enforce_usable()
 
@@ -393,7 +394,7 @@ class NatsTarget(BrokerTarget):
             self._permitted.add(subject)
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether a durable queue still has a request."""
+        """Return whether JetStream still has a request."""
         return self._jetstream is not None and await self._jetstream.is_waiting(queue, receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
@@ -407,14 +408,14 @@ class NatsTarget(BrokerTarget):
         return await self._nats.advertise(queue, self._all_of(queue), stats, self._prefix)
 
     async def state(self, queue: str) -> QueueState:
-        """Return the state of a durable queue; the state of other queues is unknown."""
+        """Return the state of a queue in JetStream; the state of other queues is unknown."""
         return QueueState() if self._jetstream is None else await self._jetstream.state(queue)
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
-        """Return the newest dead letters, or one. They are stored only if queues are durable."""
+        """Return the newest dead letters, or one. They are stored only in JetStream."""
         if self._jetstream is None:
             raise TransportError(
-                "NATS keeps dead letters with durable=True only; "
+                "NATS keeps dead letters with queue='jetstream' only; "
                 f"subscribe to {self._all_of(queue, 'aside')}"
             )
         return await self._jetstream.letters(queue, limit, letter)

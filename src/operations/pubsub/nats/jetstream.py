@@ -1,6 +1,6 @@
-"""JetStream: durable queues and dead letters.
+"""JetStream: queues that store requests, and dead letters.
 
-A durable queue stores requests until a worker starts them: a work queue with its own subjects.
+Such a queue stores requests until a worker starts them: a work queue with its own subjects.
 
 Rule 1: a worker removes a request from the stream when it starts it, and runs it after the confirmation. If the worker
         dies before that, the next worker gets the request. Replayable requests are acknowledged, which is faster.
@@ -87,7 +87,7 @@ _MAX_LETTERS = 1000
 
 NO_JETSTREAM = "needs JetStream, which the server does not run, or not for this account: start it with nats-server -js"
 _SILENT = (
-    "JetStream does not respond. If the server restricts permissions, durable=True needs additional ones: see "
+    "JetStream does not respond. If the server restricts permissions, queue='jetstream' needs additional ones: see "
     "Permissions in docs/calls.md"
 )
 
@@ -108,7 +108,7 @@ def _transport_errors() -> Generator[None]:
 
 
 class JetStream:
-    """The durable queues and the dead letters of one prefix, each in one stream."""
+    """The queues and the dead letters of one prefix, each in one stream."""
 
     def __init__(self, client: ReconnectingClient, config: NatsConfig) -> None:
         self.client = client
@@ -147,7 +147,7 @@ class JetStream:
                 code = getattr(error, "err_code", None)
                 # Without a code, no server of the account has responded.
                 if isinstance(error, ServiceUnavailableError) and code is None:
-                    raise _NoJetStreamError(f"durable=True {NO_JETSTREAM}") from error
+                    raise _NoJetStreamError(f"queue='jetstream' {NO_JETSTREAM}") from error
                 if loop.time() >= end or code not in _TEMPORARY:
                     reason = getattr(error, "description", None) or error
                     raise TransportError(f"JetStream: {reason}") from error
@@ -346,7 +346,7 @@ class JetStream:
         """Stop the background tasks."""
         await cancel_tasks(self._opening, self._keeping)
 
-    async def consume(self, queue: str, consumer: Consumer) -> "DurableReader":
+    async def consume(self, queue: str, consumer: Consumer) -> "StoredReader":
         """Consume requests, which are distributed among all consumers, and create the stream of dead letters."""
         await self._keep_letters()
         try:
@@ -355,7 +355,7 @@ class JetStream:
                 arrivals: Any = await self.client.subscribe(self.client.new_inbox())  # pyright: ignore[reportUnknownMemberType]
         except NotFoundError as error:
             raise TransportError(f"JetStream: {error}") from error
-        return DurableReader(self, queue, arrivals, consumer)
+        return StoredReader(self, queue, arrivals, consumer)
 
     async def delete(self, number: int) -> bool:
         """Delete a request; return False if the stream does not have it.
@@ -501,8 +501,8 @@ class _Deleted(msgspec.Struct):
     error: _APIFailure | None = None
 
 
-class DurableReader:
-    """Reads a durable queue until it is closed."""
+class StoredReader:
+    """Reads a queue until it is closed."""
 
     def __init__(self, jetstream: JetStream, queue: str, arrivals: Any, consumer: Consumer) -> None:
         self._jetstream = jetstream

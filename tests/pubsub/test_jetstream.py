@@ -43,9 +43,9 @@ async def calling(
     url: str, registry: OperationRegistry | None = None, **options: Any
 ) -> AsyncGenerator[PendingRequestMap]:
     async with (
-        connect_nats(url, durable=True, **options) as there,
+        connect_nats(url, queue="jetstream", **options) as there,
         serve_calls(registry or build_registry(), there),
-        connect_nats(url, durable=True, **options) as here,
+        connect_nats(url, queue="jetstream", **options) as here,
         PendingRequestMap(here) as calls,
     ):
         yield calls
@@ -63,12 +63,15 @@ def jetstream() -> Iterator[Broker]:
 
 
 async def test_a_request_waits_for_a_worker(jetstream: Broker) -> None:
-    async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
+    async with (
+        connect_nats(jetstream.url, queue="jetstream") as here,
+        PendingRequestMap(here) as calls,
+    ):
         call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=60))
         await asyncio.sleep(0.3)
         assert not call.done()
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there),
         ):
             with time_limit(20):
@@ -84,11 +87,11 @@ async def test_requests_wait_for_a_worker_although_the_last_one_has_left(
     path = tmp_path / "ledger"
     value = {"seconds": 0, "path": str(path)}
     async with (
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here, heartbeat=0.1) as calls,
     ):
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there),
         ):
             # It takes longer than a heartbeat, so the caller learns of the worker.
@@ -108,7 +111,7 @@ async def test_requests_wait_for_a_worker_although_the_last_one_has_left(
             assert asked.pending_msgs < 10
         assert not any(call.done() for call in waiting)
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there),
         ):
             with time_limit(40):
@@ -132,7 +135,7 @@ async def test_the_stream_of_an_operator_is_used_unchanged(jetstream: Broker, na
 async def test_a_full_stream_is_an_error_that_may_be_retried(jetstream: Broker) -> None:
     async with (
         connected(jetstream) as admin,
-        connect_nats(jetstream.url, durable=True) as target,
+        connect_nats(jetstream.url, queue="jetstream") as target,
         PendingRequestMap(target) as calls,
     ):
         streams = admin.jetstream()
@@ -154,25 +157,25 @@ async def test_a_full_stream_is_an_error_that_may_be_retried(jetstream: Broker) 
 
 async def test_a_stream_that_cannot_have_so_many_replicas_is_an_error(jetstream: Broker) -> None:
     with pytest.raises(TransportError, match="replicas"):
-        async with connect_nats(jetstream.url, durable=True, replicas=3):
+        async with connect_nats(jetstream.url, queue="jetstream", replicas=3):
             pass
 
 
-async def test_workers_then_callers_are_switched_to_durable_queues(
+async def test_workers_then_callers_are_switched_to_queues_in_jetstream(
     jetstream: Broker, tmp_path: Path
 ) -> None:
     ledger = Ledger(tmp_path / "ledger")
 
-    def connect(durable: bool) -> Any:
-        return connect_nats(jetstream.url, durable=durable)
+    def connect(stores: bool) -> Any:
+        return connect_nats(jetstream.url, queue="jetstream" if stores else "core")
 
     async with AsyncExitStack() as old, AsyncExitStack() as new:
         plain = await old.enter_async_context(connect(False))
         await old.enter_async_context(serve_calls(ledger.registry(), plain))
         near = await new.enter_async_context(connect(False))
         calls = await new.enter_async_context(PendingRequestMap(near))
-        durable = await new.enter_async_context(connect(True))
-        later = await new.enter_async_context(PendingRequestMap(durable))
+        stored = await new.enter_async_context(connect(True))
+        later = await new.enter_async_context(PendingRequestMap(stored))
         async with ledger.traffic(calls):
             await ledger.progress(20)
             there = await new.enter_async_context(connect(True))
@@ -209,13 +212,16 @@ async def test_headers_count_towards_the_largest_message() -> None:
 
 
 async def test_a_request_survives_a_restart_of_the_server(jetstream: Broker) -> None:
-    async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
+    async with (
+        connect_nats(jetstream.url, queue="jetstream") as here,
+        PendingRequestMap(here) as calls,
+    ):
         call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=60))
         await asyncio.sleep(0.3)
         jetstream.kill()
         jetstream.start()
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there),
         ):
             with time_limit(40):
@@ -223,13 +229,13 @@ async def test_a_request_survives_a_restart_of_the_server(jetstream: Broker) -> 
 
 
 @pytest.mark.requirement("R34", "F4")
-async def test_f4_a_worker_reads_a_durable_queue_as_soon_as_the_server_is_back(
+async def test_f4_a_worker_reads_a_queue_in_jetstream_as_soon_as_the_server_is_back(
     jetstream: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here) as calls,
-        connect_nats(jetstream.url, durable=True) as there,
+        connect_nats(jetstream.url, queue="jetstream") as there,
         AsyncExitStack() as working,
     ):
         async with connected(jetstream) as admin:
@@ -247,14 +253,14 @@ async def test_f4_a_worker_reads_a_durable_queue_as_soon_as_the_server_is_back(
 
 
 @pytest.mark.requirement("R36", "F10")
-async def test_f10_a_durable_request_runs_once_in_the_whole_group(
+async def test_f10_a_stored_request_runs_once_in_the_whole_group(
     jetstream: Broker, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
     async with (
-        connect_nats(jetstream.url, durable=True) as one,
-        connect_nats(jetstream.url, durable=True) as two,
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as one,
+        connect_nats(jetstream.url, queue="jetstream") as two,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         serve_calls(build_registry(), one),
         serve_calls(build_registry(), two),
         PendingRequestMap(Shim(here, on_enqueue=lambda body: (body, body))) as calls,
@@ -270,7 +276,10 @@ async def test_f21_a_request_without_a_waiting_caller_does_not_run(
     jetstream: Broker, tmp_path: Path
 ) -> None:
     late, lasting = tmp_path / "late", tmp_path / "lasting"
-    async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
+    async with (
+        connect_nats(jetstream.url, queue="jetstream") as here,
+        PendingRequestMap(here) as calls,
+    ):
         with pytest.raises(CallError) as caught:
             await calls.call("slow.write", {"seconds": 0, "path": str(late)}, timeout=0.3)
         with pytest.raises(CallError) as idle:
@@ -279,7 +288,7 @@ async def test_f21_a_request_without_a_waiting_caller_does_not_run(
             calls.call("slow.write", {"seconds": 0, "path": str(lasting)}, timeout=30)
         )
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there) as worker,
         ):
             with time_limit(20):
@@ -298,9 +307,9 @@ async def test_the_age_of_a_request_is_measured_by_the_server(
     for module in ("serving.jobs", "serving.execution"):
         monkeypatch.setattr(f"operations.calls.{module}.time", lambda: time() + 3600)
     async with (
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here) as calls,
-        connect_nats(jetstream.url, durable=True) as there,
+        connect_nats(jetstream.url, queue="jetstream") as there,
         serve_calls(build_registry(), there),
     ):
         with time_limit(20):
@@ -313,9 +322,9 @@ async def test_r34_deleted_streams_of_jetstream_are_created_again(
     jetstream: Broker, what: str
 ) -> None:
     async with (
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here) as calls,
-        connect_nats(jetstream.url, durable=True) as there,
+        connect_nats(jetstream.url, queue="jetstream") as there,
         serve_calls(build_registry(), there),
     ):
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -333,7 +342,7 @@ async def test_r34_deleted_streams_of_jetstream_are_created_again(
 async def test_r34_a_deleted_stream_that_others_watch_is_created_again(jetstream: Broker) -> None:
     """With another subscriber, the server does not report that no stream stores the request."""
     async with (
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here) as calls,
         connected(jetstream) as admin,
     ):
@@ -343,7 +352,7 @@ async def test_r34_a_deleted_stream_that_others_watch_is_created_again(jetstream
         call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=60))
         await made.next_msg(timeout=20)
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there),
         ):
             with time_limit(20):
@@ -369,7 +378,10 @@ async def test_a_stream_is_not_created_again_while_the_server_deletes_it(
 
 async def test_a_request_that_jetstream_cannot_store_is_unavailable(jetstream: Broker) -> None:
     assert isinstance(jetstream, NatsServer)
-    async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
+    async with (
+        connect_nats(jetstream.url, queue="jetstream") as here,
+        PendingRequestMap(here) as calls,
+    ):
         jetstream.kill()
         await until(lambda: not here.is_connected)
         jetstream.options = ()
@@ -384,7 +396,7 @@ async def test_a_request_that_jetstream_cannot_store_is_unavailable(jetstream: B
 
 async def test_without_jetstream_durability_is_rejected(nats_server: Broker) -> None:
     with pytest.raises(TransportError, match="nats-server -js"):
-        async with connect_nats(nats_server.url, durable=True):
+        async with connect_nats(nats_server.url, queue="jetstream"):
             pass
 
 
@@ -407,7 +419,7 @@ def guarded() -> NatsServer:
 
 def connect_as(user: str, broker: Broker) -> Any:
     password = f"{user}-secret"
-    return connect_nats(broker.url, durable=True, client=user, user=user, password=password)
+    return connect_nats(broker.url, queue="jetstream", client=user, user=user, password=password)
 
 
 async def test_with_permissions_durability_needs_the_documented_ones() -> None:
@@ -476,7 +488,7 @@ async def test_r61_with_permissions_an_attacker_cannot_reach_requests_in_the_str
 
 
 @pytest.mark.requirement("R61")
-async def test_r61_a_client_cannot_use_up_the_id_of_a_durable_request(
+async def test_r61_a_client_cannot_use_up_the_id_of_a_stored_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = "f" * 32
@@ -501,7 +513,7 @@ async def test_missing_permissions_are_reported(monkeypatch: pytest.MonkeyPatch)
     broker = NatsServer(config=(DOCS / "recipes" / "nats.conf").read_text("utf-8"))
     with running(broker), pytest.raises(TransportError, match="Permissions in docs"):
         async with connect_nats(
-            broker.url, client="alice", user="alice", password="alice-secret", durable=True
+            broker.url, client="alice", user="alice", password="alice-secret", queue="jetstream"
         ):
             pass
 
@@ -511,9 +523,9 @@ async def test_mutations_that_wait_in_the_stream_are_not_lost(
 ) -> None:
     path = tmp_path / "ledger"
     async with (
-        connect_nats(jetstream.url, durable=True) as there,
+        connect_nats(jetstream.url, queue="jetstream") as there,
         serve_calls(build_registry(), there, concurrency=1),
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here, heartbeat=0.1) as calls,
     ):
         with time_limit(20):
@@ -529,14 +541,14 @@ async def test_mutations_that_wait_in_the_stream_are_not_lost(
 
 
 @pytest.mark.requirement("R49", "F30")
-async def test_a_durable_request_that_kills_every_worker_becomes_a_dead_letter(
+async def test_a_stored_request_that_kills_every_worker_becomes_a_dead_letter(
     jetstream: Broker, tmp_path: Path
 ) -> None:
     """The workers are processes, and the input of the request really kills them."""
     path, world = tmp_path / "log", nats_world(jetstream.url)
     async with (
-        worker_processes(world, 4, target={"durable": True}),
-        world.connect(durable=True) as here,
+        worker_processes(world, 4, target={"queue": "jetstream"}),
+        world.connect(queue="jetstream") as here,
         PendingRequestMap(here, heartbeat=0.2) as calls,
     ):
         with time_limit(140), pytest.raises(CallError) as caught:
@@ -564,7 +576,7 @@ async def test_a_request_that_cannot_be_acknowledged_leaves_nothing_behind(
             delivery.claim.remove()
             removed.set()
 
-    async with connect_nats(jetstream.url, durable=True) as target:
+    async with connect_nats(jetstream.url, queue="jetstream") as target:
         await target.consume("operations", Removing())
         await target.enqueue("operations", b"{}", key="1", reply_to="", wait=5)
         with time_limit(30):
@@ -573,7 +585,7 @@ async def test_a_request_that_cannot_be_acknowledged_leaves_nothing_behind(
 
 @pytest.mark.requirement("R13", "F15")
 @pytest.mark.parametrize("reply", ["", "somewhere", "$JS.ACK.x"])
-async def test_f15_no_message_stops_the_reader_of_a_durable_queue(
+async def test_f15_no_message_stops_the_reader_of_a_queue_in_jetstream(
     jetstream: Broker, reply: str
 ) -> None:
     inboxes: list[str] = []
@@ -599,7 +611,7 @@ async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
     jetstream: Broker,
 ) -> None:
     async with (
-        connect_nats(jetstream.url, durable=True) as here,
+        connect_nats(jetstream.url, queue="jetstream") as here,
         PendingRequestMap(here) as calls,
         proxy(jetstream.port) as slow,
         connected(jetstream) as admin,
@@ -622,7 +634,7 @@ async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
         await admin.subscribe("$JS.ACK.operations_durable.workers_operations.>", cb=note)
         for _ in range(3):
             async with (
-                connect_nats(f"nats://127.0.0.1:{slow.port}", durable=True) as there,
+                connect_nats(f"nats://127.0.0.1:{slow.port}", queue="jetstream") as there,
                 serve_calls(build_registry(), there) as worker,
             ):
                 loading = asyncio.create_task(load())
@@ -637,7 +649,7 @@ async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
             fetched = set(range(1, described.delivered.stream_seq + 1))
             await until(lambda: fetched <= handled)  # noqa: B023
         async with (
-            connect_nats(jetstream.url, durable=True) as there,
+            connect_nats(jetstream.url, queue="jetstream") as there,
             serve_calls(build_registry(), there),
         ):
             with time_limit(60):
