@@ -182,8 +182,12 @@ async def test_only_a_start_with_a_key_is_sent_again(key: str | None) -> None:
         if starts == 1:
             raise CallError(ErrorCode.UNAVAILABLE, "the worker was lost", retryable=False)
         return {
-            "id": "1" * 32, "operation": id, "status": "queued",
-            "created": 0, "updated": 0, "attempt": 0,
+            "id": "1" * 32,
+            "operation": id,
+            "status": "queued",
+            "created": 0,
+            "updated": 0,
+            "attempt": 0,
         }
 
     target = MemoryTarget()
