@@ -72,6 +72,19 @@ def test_the_commands_know_the_kind_of_a_package(folder: Path) -> None:
     assert "csv:stock" in examined.stdout
 
 
+def test_import_previews_the_kind_of_a_package(folder: Path) -> None:
+    previewed = run(
+        folder, sys.executable, "-m", "operations", "import", "stock.csv", "--kind", "csv"
+    )
+    unknown = run(
+        folder, sys.executable, "-m", "operations", "import", "stock.csv", "--kind", "cvs"
+    )
+
+    assert previewed.returncode == 0, previewed.stderr
+    assert '[csv.stock]\nfile = "stock.csv"' in previewed.stdout
+    assert "there is no kind 'cvs'; known: broker, mcp, openapi, local" in unknown.stderr
+
+
 TOOLS = """
 import asyncio, json
 from operations.agents import Toolbox

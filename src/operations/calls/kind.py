@@ -1,11 +1,12 @@
 """Workers behind brokers as a kind of source: the table `[brokers.NAME]`, and how its connection is opened."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from operations.calls.serving.jobs import WorkerConfig
 from operations.calls.source.monitoring import monitor_group
@@ -15,7 +16,7 @@ from operations.contract.specs import NAMESPACE
 from operations.pubsub.base import EventTarget
 from operations.pubsub.config import NatsConfig, RedisConfig
 from operations.sources import checks
-from operations.sources.contract import Opened, Place, Skipped, SourceEntry
+from operations.sources.contract import Guess, Opened, Place, Skipped, SourceEntry
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 REDIS_SCHEMES = (
@@ -103,6 +104,13 @@ class BrokerKind:
             yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
         if "namespace" in options:
             yield from checks.namespace(options["namespace"], (*path, "namespace"))
+
+    def guess(self, words: Sequence[str], *, is_certain: bool) -> Guess | None:
+        """Take the address of a server."""
+        first = words[0]
+        if not is_certain and urlsplit(first).scheme not in (*REDIS_SCHEMES, "nats"):
+            return None
+        return Guess(name=checks.name_of(first), keys={"url": first, "workers": True})
 
     async def open(self, name: str, entry: BrokerEntry, place: Place) -> Opened:
         """Import the operations of the workers of a group.

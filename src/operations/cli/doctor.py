@@ -20,18 +20,17 @@ from operations.cli.call import read_answer
 from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
 from operations.contract.events import add_counts
-from operations.contract.specs import OperationSpec
 from operations.front.config import ServerConfig
 from operations.front.credentials import resolved
 from operations.hub import Hub, open_hub
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.opening import Access, opened_authority, runs_of, unused_public_url
 from operations.hub.place import HubPlace
-from operations.mcp.kind import MCPEntry
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
-from operations.openapi.kind import OpenAPIEntry
-from operations.openapi.source.diagnosis import diagnose, shortened
+from operations.openapi.kind import advice
+from operations.openapi.source.diagnosis import diagnose
 from operations.recorder.graph import CallRecord
+from operations.sources.contract import SourceEntry
 
 State = Literal["ok", "warning", "failed"]
 Report = Callable[[str, State, str], None]
@@ -213,7 +212,8 @@ async def _check_document(document: str, report: Report, *, verbose: bool) -> No
     async with service:
         report("document", "ok", f"{service.title}: {counted(len(service), 'operation')}")
         found = await diagnose(service)
-    _suggest_short_ids("operation ids", [each.spec for each in service], report)
+    for words in advice([each.spec for each in service]):
+        report("operation ids", "ok", words)
     for operation_id, names in found.unsatisfiable.items():
         words = f"no value satisfies the required {', '.join(names)}"
         report(operation_id, "failed", words)
@@ -284,9 +284,8 @@ async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool)
                 report(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
             else:
                 report(source.label, "ok", words)
-            if isinstance(source.entry, OpenAPIEntry):
-                specs = [spec for spec in hub.registry.specs() if spec.namespace == source.name]
-                _suggest_short_ids(source.label, specs, report)
+            for words in source.advice():
+                report(source.label, "ok", words)
         for spec in hub.registry.specs():
             if spec.problem is not None:
                 report(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
@@ -297,14 +296,6 @@ async def _check_sources(file: ConfigFile, report: Report, *, has_secrets: bool)
             report("sources", "warning", "the config has none")
 
 
-def _suggest_short_ids(what: str, specs: Iterable[OperationSpec], report: Report) -> None:
-    found = shortened(specs)
-    if found:
-        name, short = next(iter(found.items()))
-        words = f"{counted(len(found), 'operation id')} with path and method"
-        report(what, "ok", f'{words}: operation_ids = "short" makes {name} {short}')
-
-
 def _check_sizes(hub: Hub, report: Report) -> None:
     """Report the tokens that the tools of each source take in a list, and how to take fewer."""
     try:
@@ -312,7 +303,7 @@ def _check_sizes(hub: Hub, report: Report) -> None:
     except ImportError:
         return
     for source in hub.sources:
-        if not isinstance(source.entry, OpenAPIEntry | MCPEntry) or source.problem is not None:
+        if not isinstance(source.entry, SourceEntry) or source.problem is not None:
             continue
         namespace = source.entry.options.get("namespace", source.name)
         specs = [spec for spec in hub.registry.specs() if spec.namespace == namespace]

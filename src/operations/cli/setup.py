@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from operations.base.errors import OperationsError
-from operations.base.json.values import object_of
 from operations.base.text import counted, suggestion, visible
+from operations.base.types import JSONObject
 from operations.cli import GROUPS, build_app
 from operations.cli.options import (
     DEFAULTS,
@@ -43,13 +42,10 @@ from operations.contract.specs import OperationSpec
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
 from operations.hub.opening import sources_of
 from operations.hub.place import HubPlace
-from operations.mcp.config import decode_commented
 from operations.mcp.kind import client_config
-
-Kind = Literal["openapi", "mcp", "modules", "broker"]
-
-_ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
-"""An address without its scheme."""
+from operations.sources import modules
+from operations.sources.contract import Guess, SourceKind
+from operations.sources.kinds import kind_of, kinds
 
 _UNKEPT = TraceEntry(enabled=False)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -58,7 +54,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 @command
 async def import_source(
     *source: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    kind: Kind | None = None,
+    kind: str | None = None,
     name: str | None = None,
     base_url: str | None = None,
     common: Common = DEFAULTS,
@@ -70,7 +66,7 @@ async def import_source(
 
     Args:
         source: A document, server or module.
-        kind: Its kind, if it cannot be guessed.
+        kind: Its kind, if it cannot be guessed: `openapi`, `mcp`, `broker`, `local`, or one of an installed package.
         name: The namespace; by default derived from the name of the source.
         base_url: The address of the API, instead of the address in its document.
         common: Options of every command.
@@ -97,38 +93,70 @@ def _specs(hub: Hub, source: Source) -> list[OperationSpec]:
 
 
 def _file(
-    source: Sequence[str], kind: Kind | None, name: str | None, base_url: str | None
+    source: Sequence[str], kind: str | None, name: str | None, base_url: str | None
 ) -> tuple[ConfigFile, str]:
     """Return a config with only this source, and its text."""
-    first = source[0]
     try:
-        kind = kind or _guess(source)
-        name = name or _name(source, kind)
+        urlsplit(source[0])
     except ValueError as error:
-        raise OperationsError(f"{first} is not an address: {error}") from None
-    quoted, key = _quoted(first), name if _BARE_KEY.fullmatch(name) else _quoted(name)
-    match kind:
-        case "openapi":
-            lines = [f"[openapi.{key}]", f"document = {quoted}"]
-            lines += [] if base_url is None else [f"base_url = {_quoted(base_url)}"]
-        case "mcp" if first.endswith(".json"):
-            lines = [f"mcp_json = [{quoted}]"]
-        case "mcp" if "://" in first:
-            lines = [f"[mcp.{key}]", f"url = {quoted}"]
-        case "mcp":
-            lines = [f"[mcp.{key}]", f"command = {quoted}"]
-            lines += [f"args = {_quoted(source[1:])}"] if source[1:] else []
-        case "modules":
-            lines = [f"modules = [{quoted}]"]
-        case "broker":
-            lines = [f"[brokers.{key}]", f"url = {quoted}", "workers = true"]
-    text = "\n".join(lines)
+        raise OperationsError(f"{source[0]} is not an address: {error}") from None
+    try:
+        text = _snippet(source, kind, name, base_url)
+    except ValueError as error:
+        raise OperationsError(f"{source[0]}: {error}") from None
     try:
         config = parse_config(text, Path(FILE_NAME).absolute())
     except ConfigError as error:
         issues = (f"{each.key} {each.message}" for each in error.issues)
         raise OperationsError("\n".join(issues)) from None
     return ConfigFile(config=replace(config, trace=_UNKEPT)), text
+
+
+def _snippet(
+    source: Sequence[str], kind: str | None, name: str | None, base_url: str | None
+) -> str:
+    """Return the lines for a source.
+
+    Raises:
+        ValueError: If an address or a kind cannot be read.
+    """
+    table, found = _guess(source, kind)
+    if found.top:
+        return _lines(found.top)
+    label = name or found.name or table
+    key = label if _BARE_KEY.fullmatch(label) else _quoted(label)
+    keys = found.keys if base_url is None else {**found.keys, "base_url": base_url}
+    return f"[{table}.{key}]\n{_lines(keys)}"
+
+
+def _guess(source: Sequence[str], kind: str | None) -> tuple[str, Guess]:
+    """Return the table of a source, and its keys; kinds that take only special words are asked first."""
+    for each in _asked(kind):
+        if (found := each.guess(source, is_certain=kind is not None)) is not None:
+            return each.table, found
+    raise ValueError(f"is no source of the kind {kind}")
+
+
+def _asked(kind: str | None) -> list[SourceKind]:
+    """Return the kinds to ask: those of the library, or the one with a name or table."""
+    # Any word may be the name of a package.
+    ours: list[SourceKind] = [*reversed(kinds()), modules.KIND]
+    if kind is None:
+        return ours
+    named = [each for each in ours if kind in (each.name, each.table)]
+    if not named and (other := kind_of(kind)) is not None:
+        named = [other]
+    if not named:
+        known = ", ".join(each.name for each in ours)
+        raise ValueError(f"there is no kind {kind!r}; known: {known}")
+    return named
+
+
+def _lines(keys: JSONObject) -> str:
+    """Return keys as TOML: JSON strings, lists of them and booleans are valid TOML."""
+    return "\n".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()
+    )
 
 
 def _known(name: str, common: Common) -> ConfigFile | None:
@@ -141,45 +169,7 @@ def _known(name: str, common: Common) -> ConfigFile | None:
     return file if is_named else None
 
 
-def _guess(source: Sequence[str]) -> Kind:
-    """Guess the kind of a source."""
-    first = source[0]
-    scheme, path = urlsplit(first).scheme, Path(first)
-    if scheme.partition("+")[0] in {"redis", "rediss", "nats"}:
-        return "broker"
-    if scheme in {"http", "https"}:
-        return "mcp" if re.search(r"/(mcp|sse)/?$", first) else "openapi"
-    if len(source) > 1:
-        return "mcp"
-    if _ADDRESS.fullmatch(first):
-        raise OperationsError(f"{first} needs a scheme: http://{first} or https://{first}")
-    if path.is_dir() or path.suffix == ".py":
-        return "modules"
-    if path.is_file():
-        return "mcp" if path.suffix == ".json" and _lists_servers(path) else "openapi"
-    if path.suffix in {".json", ".yaml", ".yml"}:
-        remedy = ": download the document, and name the file" if scheme else ""
-        raise OperationsError(f"there is no file {first}{remedy}")
-    return "mcp" if shutil.which(first) and not first.isidentifier() else "modules"
-
-
-def _lists_servers(path: Path) -> bool:
-    try:
-        document = object_of(decode_commented(path.read_bytes()))
-    except ValueError:
-        return False
-    return bool({"mcpServers", "servers", "mcp"} & document.keys()) and "openapi" not in document
-
-
-def _name(source: Sequence[str], kind: Kind) -> str:
-    """Return a namespace derived from the name of a source."""
-    parts = urlsplit(source[0])
-    own = parts.hostname if "://" in source[0] else Path(source[-1 if kind == "mcp" else 0]).stem
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", own or "").strip("_")[:64] or kind
-
-
-def _quoted(value: str | Sequence[str]) -> str:
-    """Return a value as TOML: JSON strings, and lists of them, are valid TOML."""
+def _quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -108,6 +108,12 @@ class Source:
         """Its own title."""
         return "" if self.opened is None else self.opened.title
 
+    def advice(self) -> list[str]:
+        """Return what would make its operations better to use."""
+        if self.opened is None:
+            return []
+        return list(self.opened.advice([each.spec for each in self.opened.operations]))
+
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         """Parts of the source that cannot be used."""

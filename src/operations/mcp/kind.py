@@ -1,18 +1,21 @@
 """MCP servers as a kind of source: the table `[mcp.NAME]`, the servers of an `mcp.json`, and how both are opened."""
 
 import os
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from operations.base.json.values import object_of
 from operations.base.types import JSONObject, Names
 from operations.contract.access import AccessControl
 from operations.contract.options import Derived, KeyPath, Secret
-from operations.mcp.config import MCPClientConfig, read_servers
+from operations.mcp.config import MCPClientConfig, decode_commented, read_servers
 from operations.sources import checks
-from operations.sources.contract import Opened, Place, Skipped, SourceEntry
+from operations.sources.contract import Guess, Opened, Place, Skipped, SourceEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,20 @@ class MCPKind:
                 yield from checks.web_address(options[key], (*path, key))
         yield from checks.headers(object_of(options.get("headers")), (*path, "headers"))
 
+    def guess(self, words: Sequence[str], *, is_certain: bool) -> Guess | None:
+        """Take an address that ends like those of MCP, a program with its arguments, or a file that lists servers."""
+        first, *arguments = words
+        name, path = checks.name_of(words[-1]), Path(first)
+        if urlsplit(first).scheme in {"http", "https"}:
+            is_ours = is_certain or re.search(r"/(mcp|sse)/?$", first)
+            return Guess(name=checks.name_of(first), keys={"url": first}) if is_ours else None
+        if arguments:
+            return Guess(name=name, keys={"command": first, "args": arguments})
+        if path.suffix == ".json" and (is_certain or _lists_servers(path)):
+            return Guess(name=name, top={"mcp_json": [first]})
+        is_program = shutil.which(first) and not first.isidentifier() and not path.is_file()
+        return Guess(name=name, keys={"command": first}) if is_certain or is_program else None
+
     async def open(self, name: str, entry: MCPEntry | ListedServer, place: Place) -> Opened:
         """Connect to a server.
 
@@ -107,6 +124,14 @@ class MCPKind:
             problem=lambda: client.problem,
             next_attempt=lambda: client.next_attempt,
         )
+
+
+def _lists_servers(path: Path) -> bool:
+    try:
+        document = object_of(decode_commented(path.read_bytes()))
+    except (OSError, ValueError):
+        return False
+    return bool({"mcpServers", "servers", "mcp"} & document.keys()) and "openapi" not in document
 
 
 def _read_listed(server: ListedServer, place: Place) -> tuple[str, JSONObject]:

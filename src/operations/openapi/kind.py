@@ -1,17 +1,22 @@
 """HTTP APIs as a kind of source: the table `[openapi.NAME]`, its checks, and how it is opened."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
+from operations.base.errors import OperationsError
 from operations.base.json.values import object_of
+from operations.base.text import counted
 from operations.base.types import Names
 from operations.contract.access import AccessControl
 from operations.contract.options import Derived, KeyPath
+from operations.contract.specs import OperationSpec
 from operations.sources import checks
-from operations.sources.contract import Opened, Place, Skipped, SourceEntry
+from operations.sources.contract import Guess, Opened, Place, Skipped, SourceEntry
 
 
 def _http_service() -> tuple[type, ...]:
@@ -47,6 +52,10 @@ class OpenAPIEntry(SourceEntry):
         return () if "://" in self.document else (self.document,)
 
 
+_ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
+"""An address without its scheme."""
+
+
 class OpenAPIKind:
     """APIs with an OpenAPI document."""
 
@@ -69,6 +78,22 @@ class OpenAPIKind:
             if isinstance(options.get(key), str):
                 yield from checks.web_address(options[key], (*path, key))
         yield from checks.headers(object_of(options.get("headers")), (*path, "headers"))
+
+    def guess(self, words: Sequence[str], *, is_certain: bool) -> Guess | None:
+        """Take a file, or an address over HTTP, as a document."""
+        first, *others = words
+        path, is_address = Path(first), urlsplit(first).scheme in {"http", "https"}
+        if others and not is_certain:
+            return None
+        if _ADDRESS.fullmatch(first):
+            raise OperationsError(f"{first} needs a scheme: http://{first} or https://{first}")
+        is_document = path.is_file() and path.suffix != ".py"
+        if not is_address and not is_document and path.suffix in {".json", ".yaml", ".yml"}:
+            remedy = ": download the document, and name the file" if "://" in first else ""
+            raise OperationsError(f"there is no file {first}{remedy}")
+        if not (is_certain or is_address or is_document):
+            return None
+        return Guess(name=checks.name_of(first), keys={"document": first})
 
     async def open(self, name: str, entry: OpenAPIEntry, place: Place) -> Opened:
         """Read the document of an API and create its operations.
@@ -99,7 +124,18 @@ class OpenAPIKind:
             skipped=[Skipped(problem.where, problem.reason) for problem in problems],
             warnings=_unaddressed(name, len(unaddressed), len(service)),
             title=service.title or "",
+            advice=advice,
         )
+
+
+def advice(specs: Sequence[OperationSpec]) -> Iterator[str]:
+    """Yield what would make the operations of a document better to use."""
+    from operations.openapi.source.diagnosis import shortened  # noqa: PLC0415 - takes long to import
+
+    if found := shortened(specs):
+        name, short = next(iter(found.items()))
+        words = f"{counted(len(found), 'operation id')} with path and method"
+        yield f'{words}: operation_ids = "short" makes {name} {short}'
 
 
 def service_config(name: str, entry: OpenAPIEntry, place: Place) -> Any:

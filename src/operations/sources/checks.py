@@ -1,6 +1,11 @@
-"""Checks of tables that several kinds of sources share. Each yields keys with messages, which never show a value."""
+"""What several kinds of sources share: checks of tables, and names.
 
+A check yields keys with messages, which never show a value.
+"""
+
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -34,6 +39,16 @@ def split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         return urlsplit("")
+
+
+def name_of(word: str) -> str:
+    """Return a name for a source: the host of an address, or the name of a file without its suffix.
+
+    Raises:
+        ValueError: If it looks like an address and is none.
+    """
+    own = urlsplit(word).hostname if "://" in word else Path(word).stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", own or "").strip("_")[:64]
 
 
 def web_address(url: str, path: KeyPath) -> Found:

@@ -7,6 +7,7 @@
         is_late = False
 
         def check(self, entry, path, folder): ...
+        def guess(self, words, *, is_certain): ...
         async def open(self, name, entry, place): return Opened(operations=..., origin=entry.file)
 
 A package registers an instance as an entry point of the group `operations.sources`, under the name of its table.
@@ -15,7 +16,7 @@ Rule 1: a kind knows no file and no hub; everything that it may read of them is 
 Rule 2: a kind is imported only if a file has its table, so an installed package cannot add itself.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,20 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What the words of a command line name as a source."""
+
+    name: str
+    """Its name, if the caller gives no other: from a host or a file."""
+
+    keys: JSONObject = field(default_factory=dict[str, Any])
+    """The keys of its table."""
+
+    top: JSONObject = field(default_factory=dict[str, Any])
+    """Keys of the file itself, instead of a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """An open source."""
 
@@ -114,6 +129,9 @@ class Opened:
 
     limit_calls: Callable[[int], None] | None = None
     """Changes the number of concurrent calls; None if the entry sets it."""
+
+    advice: Callable[[Sequence[Any]], Iterable[str]] = lambda _specs: ()
+    """Returns what would make its operations better to use, given their specs; `operations doctor` prints it."""
 
     monitor: Any = None
     """Monitors the workers of a broker."""
@@ -222,6 +240,18 @@ class SourceKind(Protocol):
 
     def check(self, entry: Any, path: KeyPath, folder: Path) -> Iterable[tuple[KeyPath, str]]:
         """Yield the errors of a table that its schema cannot find, each with its key; without network."""
+        ...
+
+    def guess(self, words: Sequence[str], *, is_certain: bool) -> Guess | None:
+        """Return what the words of `operations import` and `add` name; None if that is no source of this kind.
+
+        Args:
+            words: A document, an address, a command with its arguments, ...
+            is_certain: Whether the caller named the kind. Otherwise, all kinds of the library are asked.
+
+        Raises:
+            OperationsError: If they name one that cannot be used.
+        """
         ...
 
     async def open(self, name: str, entry: Any, place: Place) -> Opened:

@@ -1,13 +1,13 @@
 """Python modules as a kind of source: the key `modules`, which lists packages, folders and files."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from operations.base.files import expanded
 from operations.contract.options import KeyPath
-from operations.sources.contract import Opened, Place, SourceEntry
+from operations.sources.contract import Guess, Opened, Place, SourceEntry
 from operations.sources.local import scan_operations
 
 
@@ -30,6 +30,10 @@ class LocalKind:
     def check(self, entry: Any, path: KeyPath, folder: Path) -> Iterable[tuple[KeyPath, str]]:
         """A name of a module needs no further check."""
         return ()
+
+    def guess(self, words: Sequence[str], *, is_certain: bool) -> Guess | None:
+        """Take a file, a folder or any word, which may be the name of a package."""
+        return None if words[1:] else Guess(name="", top={"modules": [words[0]]})
 
     async def open(self, name: str, entry: ListedModule, place: Place) -> Opened:
         """Scan a package, a folder or a file.

@@ -1,14 +1,14 @@
 """A kind of source in a package of its own: each CSV file becomes an operation that finds rows."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from operations import Operation, OperationContext, OperationSpec, OperationType, from_schema
 from operations.contract.options import KeyPath
-from operations.sources.contract import Opened, Place, SourceEntry
+from operations.sources.contract import Guess, Opened, Place, SourceEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,13 @@ class CSVKind:
         """Check the name of the file."""
         if not entry.file.endswith(".csv"):
             yield (*path, "file"), "must be a .csv file."
+
+    def guess(self, words: Sequence[str], *, is_certain: bool) -> Guess | None:
+        """Take a CSV file."""
+        path = Path(words[0])
+        if not is_certain and path.suffix != ".csv":
+            return None
+        return Guess(name=path.stem, keys={"file": words[0]})
 
     async def open(self, name: str, entry: CSVEntry, place: Place) -> Opened:
         """Read the file."""
