@@ -62,7 +62,7 @@ from operations.contract.envelopes import (
 )
 from operations.contract.events import CallEvent, CallFinished, CallStarted
 from operations.contract.functions import operation, operations_of
-from operations.contract.specs import OperationSpec, OperationType, describable
+from operations.contract.specs import OperationSpec, OperationType, describable, is_for_models
 from operations.front.public_errors import public_error
 from operations.front.search import Gateway
 from operations.registry.registry import OperationRegistry
@@ -348,6 +348,7 @@ class Toolbox:
             and (spec.id not in _SCRIPTS or "*" in self._allow)
             and (spec.id in self._allow if spec.authority else self._allowed.cover(spec.id))
             and may_call(spec, context)
+            and is_for_models(spec)
         )
 
     # ------------------------------------------------------------ running

@@ -589,6 +589,14 @@ class Operation(msgspec.Struct, frozen=True):
             raise ValueError(f"lane_limit must be a positive integer, not {self.lane_limit!r}")
 
 
+def is_for_models(spec: OperationSpec) -> bool:
+    """Return whether models may see an operation; False for a tool of an MCP server that only its views call."""
+    of_server = spec.meta.get("_meta")
+    ui = of_server.get("ui") if isinstance(of_server, dict) else None
+    visibility = ui.get("visibility") if isinstance(ui, dict) else None
+    return not (isinstance(visibility, list) and visibility and "model" not in visibility)
+
+
 def source_of(spec: OperationSpec) -> str:
     """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
     noted = spec.meta.get("source")

@@ -23,7 +23,7 @@ from operations.base.text import enforce_lists
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext, may_call
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.specs import OperationSpec, OperationType, describable
+from operations.contract.specs import OperationSpec, OperationType, describable, is_for_models
 from operations.registry.registry import OperationRegistry
 
 # ------------------------------------------------------------ ranking
@@ -307,6 +307,11 @@ def visible_specs(
     return (spec for spec in registry.specs() if may_call(spec, context))
 
 
+def may_find(spec: OperationSpec, context: OperationContext) -> bool:
+    """Return whether a caller may call an operation, and models may see it."""
+    return may_call(spec, context) and is_for_models(spec)
+
+
 class Gateway:
     """Search, describe and call the operations of a registry as one caller.
 
@@ -322,7 +327,7 @@ class Gateway:
         self,
         registry: OperationRegistry,
         *,
-        shows: Callable[[OperationSpec, OperationContext], bool] = may_call,
+        shows: Callable[[OperationSpec, OperationContext], bool] = may_find,
     ) -> None:
         self._registry = registry
         self._shows = shows

@@ -197,6 +197,10 @@ class MCPClientConfig(ConnectionConfig):
     """Names or patterns of tools whose calls are runs, if the registry keeps runs. A task of the server then survives
     this process. None: tools with `execution.taskSupport`, or all tools of a server with tasks that marks none."""
 
+    extensions: Collection[str] | None = None
+    """Extensions of the protocol that are declared to the server, besides tasks. None: MCP Apps and, on a connection of
+    one caller (`per_caller`), those that its client declares. A list limits both."""
+
     trust_annotations: bool = False
     """Trust what the server declares about its tools: read-only, idempotent, exported contracts."""
 
@@ -264,6 +268,7 @@ class MCPClientConfig(ConnectionConfig):
             deny=self.deny,
             queries=self.queries,
             durable=self.durable,
+            extensions=self.extensions,
             secrets=self.secrets,
             allowed_hosts=self.allowed_hosts,
         )

@@ -63,9 +63,17 @@ from operations.contract.envelopes import (
     sniffed,
 )
 from operations.contract.specs import OperationSpec, SourceInfo
+from operations.mcp.serving.apps import views_of
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, text_block
 from operations.mcp.shared import codec
-from operations.mcp.shared.addresses import LISTED, parse_template
+from operations.mcp.shared.addresses import (
+    LISTED,
+    SCOPED,
+    parse_template,
+    rescoped,
+    scoped,
+    unscoped,
+)
 from operations.mcp.source.catalog import READ
 from operations.registry.registry import OperationRegistry
 
@@ -111,8 +119,13 @@ class Resource:
 
     def match(self, uri: str) -> JSONObject | None:
         """Return the variables of a template in a URI that clients use; None if the URI does not match."""
+        if self.template is None:
+            return None
+        at_server = unscoped(uri) if self.public_uri != self.uri else None
+        if at_server is not None:
+            return self.template.match(at_server[1]) if at_server[0] == self.source else None
         prefix = self.public_uri.removesuffix(self.uri)
-        if self.template is None or not uri.startswith(prefix):
+        if not uri.startswith(prefix):
             return None
         return cast("JSONObject | None", self.template.match(uri.removeprefix(prefix)))
 
@@ -126,6 +139,7 @@ class Resource:
         uri_key = "uri" if self.template is None else "uriTemplate"
         listed = spec.meta if self.template is not None else self.listed or {}
         if self.source is not None:
+            listed = rescoped(listed, self.source)
             entry = {key: listed[key] for key in LISTED if listed.get(key) is not None}
             entry = {**entry, uri_key: self.public_uri, "name": str(listed.get("name") or self.uri)}
             return codec.with_passed(entry, listed, codec.export_spec(spec))
@@ -177,15 +191,17 @@ class Addresses:
             variables = template.match(uri)
             if variables is not None and sees(template.spec):
                 return template, variables
-        namespace, _, address = uri.removeprefix(f"{_SCHEME}//").partition("/")
-        reader = self._readers.get(namespace) if uri.startswith(f"{_SCHEME}//") else None
+        namespace, address = unscoped(uri) or ("", "")
+        if uri.startswith(f"{_SCHEME}//"):
+            namespace, _, address = uri.removeprefix(f"{_SCHEME}//").partition("/")
+        reader = self._readers.get(namespace)
         if reader is None or not address or not sees(reader):
             return None
         return Resource(reader, {"uri": address}, {"uri": address}), {"uri": address}
 
     def public(self, namespace: str, uri: str) -> str | None:
         """Return the URI that clients use for a URI of a server; None if no resource claims it."""
-        if uri.lower().startswith(_SCHEME):
+        if uri.lower().startswith((_SCHEME, *SCOPED)):
             return prefixed(namespace, uri)
         known = self.resources.get(uri)
         if known is not None:
@@ -205,13 +221,13 @@ class Addresses:
 
 def prefixed(namespace: str, uri: str) -> str:
     """Return the URI of a server's resource that no other source can claim."""
-    return f"{_SCHEME}//{namespace}/{uri}"
+    return scoped(namespace, uri) or f"{_SCHEME}//{namespace}/{uri}"
 
 
 def _claimed(template: str) -> str:
     """Return the prefix of all URIs of a template; empty if it has no scheme."""
     text = template.partition("{")[0]
-    is_ours = text.lower().startswith(_SCHEME)
+    is_ours = text.lower().startswith((_SCHEME, *SCOPED))
     return text if _NAMED.match(text) and not is_ours else ""
 
 
@@ -222,7 +238,7 @@ def _is_free(
 ) -> bool:
     """Return whether no other source can claim the URI of an imported resource or template."""
     own = _claimed(resource.uri) if resource.template is not None else resource.uri
-    if not own or own.lower().startswith(_SCHEME):
+    if not own or own.lower().startswith((_SCHEME, *SCOPED)):
         return False
     if resource.template is None and len(listed[resource.uri]) > 1:
         return False
@@ -370,11 +386,11 @@ def _imported(
         is_read = prefixed(namespace, given) == uri
         content["uri"] = uri if is_read or given == uri else addresses.link(namespace, given)
         if "_meta" in content:
-            content["_meta"] = codec.passed_meta(content["_meta"])
+            content["_meta"] = codec.passed_meta(rescoped(content["_meta"], namespace))
         contents.append(content)
     result: JSONObject = {"contents": contents}
     passed = codec.passed_meta(cast("MCPResponseMeta", envelope.meta).meta)
-    return {**result, "_meta": passed} if passed else result
+    return {**result, "_meta": rescoped(passed, namespace)} if passed else result
 
 
 def publish_addresses(blocks: list[JSONObject], namespace: str, addresses: Addresses) -> None:
@@ -413,6 +429,9 @@ def _read(value: Any, schema: JSONObject) -> Any:
 
 class Catalog:
     """The listings of a registry at one revision.
+
+    Attributes:
+        views: The tools of each server with views, by namespace and by their names at the server.
 
     It also contains operations whose schemas cannot be built, because building all takes long: they are omitted when
     they are listed, and not found when they are called.
@@ -461,6 +480,7 @@ class Catalog:
             for name, spec in names.items()
         }
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
+        self.views = views_of(self.tools.values())
 
     def _place(self, spec: OperationSpec, meta: Mapping[str, Any], offered: list[Resource]) -> bool:
         """Add an operation to the resources if `meta` requires it; return whether the operation is a tool."""

@@ -27,11 +27,12 @@ from operations.contract.channel import CLOSED, CallerChannel
 from operations.contract.context import OperationContext, may_call
 from operations.contract.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.contract.events import now
-from operations.contract.specs import OperationSpec, OperationType, is_describable
+from operations.contract.specs import OperationSpec, OperationType, is_describable, is_for_models
 from operations.front.config import MCPServerSettings
 from operations.front.public_errors import public_error
 from operations.front.request import RequestState
 from operations.front.search import OperationCall
+from operations.mcp.serving.apps import bridge
 from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
     Catalog,
@@ -55,8 +56,10 @@ from operations.mcp.serving.tools import (
     text_block,
 )
 from operations.mcp.shared import codec
+from operations.mcp.shared.addresses import rescoped
 from operations.mcp.shared.codec import INPUT, is_imported
-from operations.mcp.shared.extensions import TASKS
+from operations.mcp.shared.extensions import TASKS, UI, declared
+from operations.mcp.shared.interaction import client
 from operations.registry.registry import OperationRegistry
 from operations.tools.pages import NEXT
 
@@ -117,13 +120,18 @@ class Service:
 
     def extensions(self) -> dict[str, JSONObject]:
         """Return the extensions of the protocol for clients since 2026-07-28, with their settings."""
-        return {TASKS: {}} if self.tasks.is_offered else {}
+        offered: dict[str, JSONObject] = {TASKS: {}} if self.tasks.is_offered else {}
+        if self.catalog.views:
+            offered[UI] = {}
+        return offered
 
     # ------------------------------------------------------------ tools
 
     async def list_tools(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the tools, or the gateway tools."""
         tools = caller.visible(self.catalog.tools.values())
+        if UI not in declared(caller.capabilities):
+            tools = [tool for tool in tools if is_for_models(tool.spec)]
         shows_all = len(tools) == len(self.catalog.tools)
         scripts = [tool for tool in tools if tool.id in _SCRIPTS]
         if self.settings.disclosure == "code" and scripts:
@@ -178,7 +186,7 @@ class Service:
         Raises:
             MCPError: If there is no such tool, or the client lacks a required capability.
         """
-        tool = self.catalog.tools.get(name)
+        tool = self.catalog.tools.get(name) or self._tool_of_view(caller, name)
         if limited is None:
             limit = None if tool is None else caller.limit(tool.operation)
             context = self._context(caller, channel, limit)
@@ -201,6 +209,14 @@ class Service:
             )
         value = arguments.get(INPUT) if tool.takes_box else arguments
         return caller.settled(await self._run(tool, value, context, caller))
+
+    def _tool_of_view(self, caller: MCPCaller, name: str) -> Tool | None:
+        """Return the tool that a view calls by its name at the server, if only one server with views has it."""
+        if name in gateway_tools():
+            return None
+        named = [tools[name] for tools in self.catalog.views.values() if name in tools]
+        visible = caller.visible(named)
+        return visible[0] if len(visible) == 1 else None
 
     async def _call_gateway_tool(
         self, caller: MCPCaller, name: str, arguments: JSONObject, context: OperationContext
@@ -303,6 +319,8 @@ class Service:
         result = tool.result(envelope, modern=caller.modern)
         if tool.source is not None:
             publish_addresses(result["content"], tool.source, self.catalog.addresses)
+            if "_meta" in result:
+                result["_meta"] = rescoped(result["_meta"], tool.source)
         return result
 
     def failed(
@@ -429,6 +447,11 @@ class Service:
         resource, value = self.find_resource(caller, uri)
         envelope = await self._execute(resource.spec, value, caller, channel)
         result = resource_result(envelope, uri, resource, self.catalog.addresses)
+        tools = self.catalog.views.get(resource.source or "")
+        if tools is not None:
+            shown = {tool.name for tool in caller.visible(tools.values())}
+            names = {at: tool.name for at, tool in tools.items() if tool.name in shown}
+            bridge(result, str(resource.source), names)
         return caller.settled(result, freshness=(0, False))
 
     # ------------------------------------------------------------ prompts
@@ -537,6 +560,9 @@ class Service:
     ) -> OperationContext:
         """Return the context of a call; the time limit of gateway tools and subscriptions cannot be extended."""
         deadline = caller.deadline if limit is None else limit.deadline
+        extensions = declared(caller.capabilities)
+        if extensions:
+            client.set(replace(client.get(), extensions=extensions))
         if caller.meta or caller.identity is None:
             serves_anonymous = caller.front.serves_anonymous
             channel = replace(channel, meta=caller.meta, serves_anonymous=serves_anonymous)

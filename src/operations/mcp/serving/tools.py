@@ -45,6 +45,7 @@ from operations.contract.specs import (
 from operations.front import search
 from operations.front.public_errors import public_error
 from operations.mcp.shared import codec
+from operations.mcp.shared.addresses import rescoped
 from operations.registry.lenient import convert_input
 from operations.schema import (
     NOT_NORMALISED,
@@ -374,7 +375,12 @@ class Tool:
         if not modern and self.source is not None and isinstance(execution, Mapping):
             # A field of 2025-11-25. Clients ignore it unless the server of the connection offers tasks.
             wire["execution"] = execution
-        return codec.with_passed(wire, spec.meta, export)
+        listed = (
+            spec.meta
+            if self.source is None
+            else {**spec.meta, "_meta": rescoped(spec.meta.get("_meta"), self.source)}
+        )
+        return codec.with_passed(wire, listed, export)
 
     @cached_property
     def _pruned_input(self) -> JSONSchema:

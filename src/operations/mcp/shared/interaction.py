@@ -13,7 +13,7 @@ Rule 4: a question that neither can answer is declined up to 2025-11-25. From 20
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -28,6 +28,7 @@ from operations.base.errors import CallError, ErrorCode, retrieve_exception, tim
 from operations.base.json.values import object_of, to_json
 from operations.base.types import JSONObject
 from operations.contract.access import Identity
+from operations.contract.channel import NOTHING
 from operations.contract.context import NO_CALL, OperationContext
 from operations.contract.envelopes import ResponseEnvelope, mcp_envelope
 from operations.front.timing import CallTimeout
@@ -46,6 +47,9 @@ class ClientFeatures(msgspec.Struct, frozen=True, kw_only=True):
 
     has_roots: bool = False
     opens_urls: bool = False
+
+    extensions: Mapping[str, Any] = NOTHING
+    """The extensions that it declares, with their settings."""
 
 
 NO_CLIENT: Final = ClientFeatures()

@@ -94,6 +94,7 @@ class ResourceOperations:
             yield "", self._lister("resources", "list", "The resources of the server.")
             about = "The resource templates of the server."
             yield "", self._lister("templates", "templates", about)
+        if listing.can_read:
             spec = self._spec(READ, "Read a resource by its URI.", _URI)
             timeout = self._config.timeout
             yield "", Operation(spec, self._read_any, resources=shown, source_timeout=timeout)

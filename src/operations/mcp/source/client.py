@@ -30,9 +30,15 @@ from operations.contract.specs import Operation
 from operations.front.timing import CallTimeout
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.shared.codec import with_caller_meta
-from operations.mcp.shared.extensions import TASKS
+from operations.mcp.shared.extensions import TASKS, passed_on
 from operations.mcp.shared.failures import Failure, read_failure
-from operations.mcp.shared.interaction import CallInFlight, CallsInFlight, is_known, own_config
+from operations.mcp.shared.interaction import (
+    CallInFlight,
+    CallsInFlight,
+    client,
+    is_known,
+    own_config,
+)
 from operations.mcp.shared.sdk import OnProgress, RelaySession
 from operations.mcp.source.catalog import ServerCatalog
 from operations.mcp.source.connection import CallerConnections, LiveConnection, Retries
@@ -341,7 +347,9 @@ class MCPClient:
             try:
                 sent = with_caller_meta(params, context, modern=session.is_modern)
                 progress = _progress(call, connection.redactor)
-                result = await session.relay(method, sent, progress, _declared(method, session))
+                result = await session.relay(
+                    method, sent, progress, self._declared(method, connection, session)
+                )
             except Exception as error:  # noqa: BLE001 - any error of the SDK is a failure of the call
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
@@ -356,6 +364,17 @@ class MCPClient:
                 is_error = any(each.get("isError") is True for each in (result, of_task))
                 is_error = is_error or "error" in result
                 return connection.redactor.redact_all(result) if is_error else result
+
+    def _declared(
+        self, method: str, connection: LiveConnection, session: RelaySession
+    ) -> JSONObject:
+        """Return the extensions that a request declares, besides those of its connection."""
+        is_own = connection is not self._connection
+        allowed = self.config.extensions
+        named = passed_on(client.get().extensions, allowed) if is_own else {}
+        if offers_tasks(session) and (method == "tools/call" or method.startswith("tasks/")):
+            named[TASKS] = {}
+        return named
 
     async def _was_stale(self, failure: Failure, session: RelaySession, retries: Retries) -> bool:
         """Return whether the server rejected an outdated tool definition (2026-07-28) that has been updated now."""
@@ -538,12 +557,6 @@ def _progress(call: CallInFlight, redactor: Redactor) -> OnProgress:
             await report(done, total, redactor.redact(message) if message else message)
 
     return progress
-
-
-def _declared(method: str, session: RelaySession) -> JSONObject | None:
-    """Return the extensions that a request declares: tasks, if the server offers them."""
-    is_used = method == "tools/call" or method.startswith("tasks/")
-    return {TASKS: {}} if is_used and offers_tasks(session) else None
 
 
 def offers_tasks(session: RelaySession) -> bool:

@@ -36,6 +36,7 @@ from operations.base.text import printable, visible
 from operations.contract.context import OperationContext
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.shared import failures
+from operations.mcp.shared.extensions import declared_to
 from operations.mcp.shared.interaction import CallerAuth, CallsInFlight, caller_id
 from operations.mcp.shared.sdk import Dispatcher, RelaySession, lowlevel_server
 from operations.mcp.source.http import open_sse, open_streamable
@@ -278,7 +279,10 @@ class LiveConnection:
                 async with (
                     self._transport(child) as (read_stream, write_stream, *plain),
                     RelaySession(
-                        Dispatcher(self.name, read_stream, write_stream), *plain, **self._callbacks
+                        Dispatcher(self.name, read_stream, write_stream),
+                        *plain,
+                        extensions=declared_to(self.config.extensions) or None,
+                        **self._callbacks,
                     ) as session,
                 ):
                     await session.negotiate(self.config.version)

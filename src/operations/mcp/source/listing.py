@@ -97,6 +97,9 @@ class Listing:
     freshness: dict[str, tuple[int, bool]] = field(default_factory=dict[str, tuple[int, bool]])
     """For how many milliseconds clients may cache each list, by its key in results, and whether it is public."""
 
+    can_read: bool = False
+    """Whether the server has resources. Those of views and skills need not be listed."""
+
     can_watch: bool = False
     """Whether clients can subscribe to changes of a resource."""
 
@@ -139,9 +142,19 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     for kind in LISTS:
         if (offers.prompts if kind == "prompts" else offers.resources) is not None:
             setattr(listing, kind, await _optional(session, fetch, kind, limit))
+    lists_resources = bool(listing.resources or listing.templates)
+    listing.can_read = lists_resources or (
+        offers.resources is not None
+        and (bool(offers.extensions) or any(map(_has_view, listing.tools)))
+    )
     listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
     listing.can_complete = offers.completions is not None
     return listing
+
+
+def _has_view(tool: JSONObject) -> bool:
+    meta = object_of(tool.get("_meta"))
+    return "ui" in meta or "ui/resourceUri" in meta
 
 
 _MAX_ICONS = 64 * 1024

@@ -1,0 +1,105 @@
+"""MCP Apps (`io.modelcontextprotocol/ui`) of imported servers: their views call tools by the names at their server.
+
+A host forwards the calls of a view to the server that it is connected to, which is this one, where the tools have other
+names. A view of a server therefore gets a script before its own, which writes the names and addresses of this server
+into its messages.
+
+Rule 1: a view reaches only the tools of its own server: the script knows no others, and a call is checked as any other.
+Rule 2: without the script (another kind of client), a name that only one server with views has stands for its tool.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from operations.base.json.values import object_of
+from operations.base.types import JSONObject
+from operations.mcp.serving.tools import Tool
+from operations.mcp.shared.addresses import SCOPED
+from operations.mcp.shared.extensions import VIEW
+
+_HEAD: Final = re.compile(r"<head(?:\s[^>]*)?>|<html(?:\s[^>]*)?>|<!doctype[^>]*>", re.IGNORECASE)
+
+_SCRIPT: Final = """<script>(() => {
+  const host = window.parent, names = %s, scopes = %s, namespace = %s;
+  if (host === window) return;
+  const scoped = (uri) => {
+    const scheme = scopes.find((each) => typeof uri === "string" && uri.startsWith(each));
+    if (!scheme || uri.startsWith(scheme + namespace + "/")) return uri;
+    return scheme + namespace + "/" + uri.slice(scheme.length);
+  };
+  const renamed = (message) => {
+    const params = message && message.params;
+    if (!params) return message;
+    if (message.method === "tools/call" && Object.hasOwn(names, params.name))
+      return { ...message, params: { ...params, name: names[params.name] } };
+    if (message.method === "resources/read")
+      return { ...message, params: { ...params, uri: scoped(params.uri) } };
+    return message;
+  };
+  const postMessage = (message, ...rest) => host.postMessage(renamed(message), ...rest);
+  const facade = new Proxy({}, { get: (_, key) => key === "postMessage" ? postMessage : host[key] });
+  Object.defineProperty(window, "parent", { value: facade, configurable: true });
+  const source = Object.getOwnPropertyDescriptor(MessageEvent.prototype, "source");
+  Object.defineProperty(MessageEvent.prototype, "source", {
+    ...source,
+    get() { const from = source.get.call(this); return from === host ? facade : from; },
+  });
+})();</script>"""
+
+
+def views_of(tools: Iterable[Tool]) -> dict[str, dict[str, Tool]]:
+    """Return the tools of each imported server that has views, by namespace and by their names at the server."""
+    found = defaultdict[str, dict[str, Tool]](dict)
+    with_views: set[str] = set()
+    for tool in tools:
+        name = tool.spec.meta.get("tool")
+        if tool.source is not None and isinstance(name, str):
+            found[tool.source][name] = tool
+            if has_view(tool.spec.meta):
+                with_views.add(tool.source)
+    return {namespace: found[namespace] for namespace in with_views}
+
+
+def has_view(meta: Mapping[str, Any]) -> bool:
+    """Return whether a tool belongs to an app, by the meta of its operation."""
+    of_server = object_of(meta.get("_meta"))
+    return bool(object_of(of_server.get("ui"))) or "ui/resourceUri" in of_server
+
+
+def bridge(result: JSONObject, namespace: str, names: Mapping[str, str]) -> None:
+    """Add the script to the views in a `resources/read` result of a server.
+
+    Args:
+        result: The result, which is modified.
+        namespace: The namespace of the server.
+        names: The names of its tools here, by their names at the server.
+    """
+    for content in result["contents"]:
+        if str(content.get("mimeType", "")).replace(" ", "").lower() != VIEW:
+            continue
+        if isinstance(content.get("text"), str):
+            content["text"] = _with_script(content["text"], namespace, names)
+        elif isinstance(content.get("blob"), str):
+            text = b64decode(content["blob"]).decode(errors="replace")
+            content["blob"] = b64encode(_with_script(text, namespace, names).encode()).decode()
+
+
+def _with_script(html: str, namespace: str, names: Mapping[str, str]) -> str:
+    values = (dict(names), list(SCOPED), namespace)
+    script = _SCRIPT % tuple(_literal(each) for each in values)
+    place = None
+    for found in _HEAD.finditer(html):
+        place = found.end()
+        if found[0].lower().startswith("<head"):
+            break
+    return html[: place or 0] + script + html[place or 0 :]
+
+
+def _literal(value: Any) -> str:
+    """Return a value as a literal of a script in a page."""
+    return msgspec.json.encode(value).decode().replace("<", "\\u003c")
