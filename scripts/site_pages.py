@@ -22,7 +22,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 SCREENSHOTS = PROJECT / "build" / "screenshots"
 
 CORE = {
-    "Registry": "OperationRegistry operation run scan_operations ScanResult subscribe Subscription Remote",
+    "Registry": "OperationRegistry operation run connect scan_operations ScanResult subscribe Subscription Remote",
     "Specs": (
         "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition OutputPolicy"
         " InputPolicy"

@@ -74,9 +74,12 @@ from operations.sources.local import ScanResult, scan_operations
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from operations.calls.source.http import connect
     from operations.server.script import run
 
-_find = lazily(__name__, {"operations.server.script": "run"})
+_find = lazily(
+    __name__, {"operations.calls.source.http": "connect", "operations.server.script": "run"}
+)
 
 _ELSEWHERE = {
     "agents": "Toolbox",
@@ -165,6 +168,7 @@ __all__ = [
     "build_env",
     "check_access",
     "collect_errors",
+    "connect",
     "enforce_access",
     "format_value_errors",
     "from_schema",

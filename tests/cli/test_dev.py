@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def here(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def started(here: Path, *command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def started(here: Path, *command: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A command in the folder of the file; its output is one stream."""
     environment = {
         **os.environ,

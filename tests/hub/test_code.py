@@ -93,14 +93,16 @@ async def call(hub: Hub, name: str, input: Any = None) -> Any:
     return (await hub.registry.execute(f"task.{name}", input, OPERATOR)).data
 
 
-def live_modules(folder: Path) -> int:
-    """Return the number of versions of the file whose globals are still in memory."""
+def versions(folder: Path) -> list[dict[str, Any]]:
+    """Return the globals of each version of the file that is still in memory."""
     gc.collect()
+    objects: list[Any] = gc.get_objects()
     file = str(folder / "app.py")
-    return sum(
-        type(each) is dict and each.get("__file__") == file and "NUMBER" in each
-        for each in gc.get_objects()
-    )
+    return [
+        each
+        for each in objects
+        if type(each) is dict and each.get("__file__") == file and "NUMBER" in each
+    ]
 
 
 async def test_saves_under_load_lose_no_call_and_leak_nothing(tmp_path: Path) -> None:
@@ -141,14 +143,13 @@ async def test_saves_under_load_lose_no_call_and_leak_nothing(tmp_path: Path) ->
         assert len(sys.modules) == known
         assert len(asyncio.all_tasks()) <= tasks + len(running)
 
-        for each in list(gc.get_objects()):
-            if type(each) is dict and each.get("__file__") == str(tmp_path / "app.py"):
-                each["WAITING"].set()
+        for version in versions(tmp_path):
+            version["WAITING"].set()
         assert await first == 0
         assert [await task for task in running] == [number for number, _ in waiting]
-        del running, waiting, first, callers, each
+        del running, waiting, first, callers
         # The current version, the one before, and those that caches of a fixed size keep.
-        assert live_modules(tmp_path) <= 4
+        assert len(versions(tmp_path)) <= 4
 
 
 @pytest.mark.parametrize("file", ["app.py", "helper.py"])

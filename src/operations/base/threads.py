@@ -4,9 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import (
-    Callable,
-)
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,6 +14,7 @@ from operations.base.errors import (
     CallError,
     ErrorCode,
 )
+from operations.base.loops import in_thread_of, run_on
 from operations.base.text import counted
 
 _IDLE_SECONDS = 10.0
@@ -33,16 +32,35 @@ class _Job:
         self._error: BaseException | None = None
         self.finished = False
         self.left = False
+        self.is_over = self.is_lent = False
+        """Whether nothing waits for the job any more, and whether its place is lent to others."""
 
     def run(self) -> None:
         """Run the function and store its result or error. Called in the thread."""
         try:
-            self._result = self._function()
+            self._result = in_thread_of(self._wait, self._function)
         except (StopIteration, GeneratorExit) as stop:
             # A future does not accept StopIteration, and a GeneratorExit would close the coroutine that awaits it.
             self._error = RuntimeError(f"the handler raised {stop!r}")
         except BaseException as raised:  # noqa: BLE001 - it is raised in the awaiting task
             self._error = raised
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the event loop, and wait for it. Called in the thread."""
+        return run_on(self._loop, self._lent(coroutine))
+
+    async def _lent(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Await a coroutine while another job may have the place of this one, or both could wait for ever."""
+        places = self._pool.places()
+        is_lent = self.is_lent = not self.is_over
+        if is_lent:
+            places.give()
+        try:
+            return await coroutine
+        finally:
+            if is_lent and not self.is_over:
+                self.is_lent = False
+                await places.take_back()
 
     def hand_over(self) -> None:
         """Pass the outcome to the event loop. Called in the thread."""
@@ -65,6 +83,32 @@ class _Job:
             self.future.set_result(self._result)
 
 
+class _Places:
+    """The places of one event loop for running functions.
+
+    A function that had lent its place continues at once, so that more than `limit` may run for a moment.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._free = asyncio.Semaphore(limit)
+        self._owed = 0
+
+    async def take(self) -> None:
+        await self._free.acquire()
+
+    async def take_back(self) -> None:
+        if self._free.locked():
+            self._owed += 1
+        else:
+            await self._free.acquire()
+
+    def give(self) -> None:
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._free.release()
+
+
 class ThreadPool:
     """Runs at most `limit` functions concurrently, each in a thread.
 
@@ -74,12 +118,18 @@ class ThreadPool:
 
     def __init__(self, limit: int = 32) -> None:
         self._limit = limit
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, _Places] = WeakKeyDictionary()
         self._idle: deque[SimpleQueue[_Job | None]] = deque()
         self.abandoned = 0
         _pools.add(self)
+
+    def places(self) -> _Places:
+        """Return the places of the running event loop: a semaphore belongs to one, and a registry may outlive it."""
+        loop = asyncio.get_running_loop()
+        found = self._places.get(loop)
+        if found is None:
+            found = self._places[loop] = _Places(self._limit)
+        return found
 
     async def run(
         self, function: Callable[..., Any], *args: Any, on_abandon: Callable[[], None] | None = None
@@ -91,10 +141,10 @@ class ThreadPool:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if the number of abandoned threads has reached the limit.
         """
-        # A semaphore is bound to one event loop, and a registry may outlive its loop.
-        async with self._slots.setdefault(
-            asyncio.get_running_loop(), asyncio.Semaphore(self._limit)
-        ):
+        places = self.places()
+        await places.take()
+        job: _Job | None = None
+        try:
             if self.abandoned >= self._limit:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED,
@@ -112,6 +162,11 @@ class ThreadPool:
                     if on_abandon is not None:
                         on_abandon()
                 raise
+        finally:
+            if job is not None:
+                job.is_over = True
+            if job is None or not job.is_lent:
+                places.give()
 
     def close(self) -> None:
         """End idle threads. Other threads end with their function, and new work starts new threads."""

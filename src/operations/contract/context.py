@@ -16,6 +16,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -28,13 +29,14 @@ from weakref import WeakSet
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode, operation_not_found
+from operations.base.loops import BlockingIterator, waits_for
 from operations.base.patterns import Patterns
 from operations.base.text import enforce_lists, printable
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
 from operations.contract.access import AccessControl, Identity, check_access
 from operations.contract.channel import CLOSED, NOTHING, CallerChannel
-from operations.contract.envelopes import ResponseEnvelope
+from operations.contract.envelopes import ResponseEnvelope, ResponseMeta
 from operations.schema import CheckedInput
 
 logger = logging.getLogger("operations")
@@ -426,7 +428,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """
         if self.registry is None:
             raise _unavailable("call other operations", "its context belongs to no registry")
-        return await self.registry.call_by(self.env.call, function, *arguments, **named)
+        return await self.registry.call_by(self.env.run, function, *arguments, **named)
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
@@ -540,7 +542,7 @@ class _Waiting:
     @property
     def _is_for_the_call(self) -> bool:
         code = getattr(self._task.get_coro(), "cr_code", None)
-        return code is OperationEnv.call.__code__
+        return code is OperationEnv.run.__code__
 
     def abort(self) -> None:
         if not self._aborted and self._task is not asyncio.current_task():
@@ -553,11 +555,46 @@ def _unavailable(what: str, why: str = "the client does not support it") -> Call
     return CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
 
 
+class PendingEnvelope(Protocol):
+    """The envelope of a nested call: in a `def` handler the envelope itself, elsewhere an awaitable of it."""
+
+    @property
+    def data(self) -> Any:
+        """The result, in a `def` handler."""
+        ...
+
+    @property
+    def meta(self) -> ResponseMeta:
+        """The metadata, in a `def` handler."""
+        ...
+
+    def __await__(self) -> Generator[Any, Any, ResponseEnvelope[Any]]:
+        """Return the envelope, in an `async def` handler."""
+        ...
+
+
+class PendingStream(Stream, Protocol):
+    """The envelopes of a nested subscription."""
+
+    def __iter__(self) -> Iterator[ResponseEnvelope[Any]]:
+        """Return the envelopes, in a `def` handler."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the subscription, in an `async def` handler."""
+        ...
+
+    def close(self) -> None:
+        """End the subscription, in a `def` handler."""
+        ...
+
+
 class OperationEnv:
     """Every operation as a function, for use inside a handler.
 
     `env.namespace.name(input)`, or `env["namespace"]["name"](input)` if a name is not an identifier, or
-    `env.call("namespace.name", input)`. Each returns the envelope, or raises `CallError`.
+    `env.call("namespace.name", input)`. Each returns the envelope, or raises `CallError`. Await it, unless the handler
+    is a `def` function.
 
     Iteration, `len()`, `in` and `dir()` cover the namespaces with at least one operation that the caller may call.
     `key in env` is True if `env[key]` is such an operation or contains one.
@@ -611,21 +648,28 @@ class OperationEnv:
             ):
                 yield spec.id
 
-    async def call(self, operation_id: str, input: Any = None) -> ResponseEnvelope[Any]:
-        """Run an operation as part of this call."""
+    def call(self, operation_id: str, input: Any = None) -> "PendingEnvelope":
+        """Run an operation as part of this call. In a `def` handler, return its envelope; elsewhere, await it."""
+        call, wait = self.run(operation_id, input), waits_for()
+        return cast("PendingEnvelope", call if wait is None else wait(call))
+
+    async def run(self, operation_id: str, input: Any = None) -> ResponseEnvelope[Any]:
+        """Run an operation as part of this call, and await its envelope, in any handler."""
         registry, context = self._admit(operation_id), self._context
         child = context.child(operation_id, registry)
         if context.scope is not None:
             return await context.nest(context.scope.call(registry, operation_id, input, child))
         return await context.nest(registry.execute(operation_id, input, child))
 
-    def subscribe(self, operation_id: str, input: Any = None) -> Stream:
-        """Open a subscription as part of this call."""
+    def subscribe(self, operation_id: str, input: Any = None) -> "PendingStream":
+        """Open a subscription as part of this call, for `for` in a `def` handler, and `async for` elsewhere."""
         registry = self._admit(operation_id)
         child = self._context.child(operation_id, registry)
         items = registry.subscribe(operation_id, input, child)
         self._context.hold(items)
-        return items
+        wait = waits_for()
+        found: Any = items if wait is None else BlockingIterator(wait, lambda: items)
+        return cast("PendingStream", found)
 
     def _admit(self, operation_id: str) -> Caller:
         if self._registry is None or not self._allows(operation_id):
@@ -681,8 +725,8 @@ class OperationPath:
     def __dir__(self) -> list[str]:
         return [*object.__dir__(self), *_heads(self)]
 
-    def __call__(self, input: Any = None) -> Awaitable[ResponseEnvelope[Any]]:
-        """Run the operation as part of the current call."""
+    def __call__(self, input: Any = None) -> "PendingEnvelope":
+        """Run the operation as part of the current call. Await it, unless the handler is a `def` function."""
         return self._env.call(self._id, input)
 
     def __repr__(self) -> str:

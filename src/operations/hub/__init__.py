@@ -496,6 +496,8 @@ async def open_hub(
             authority=authority,
             runs=runs_of(file, executes=works, grants=grants_of(file, store=authority.store)),
         )
+        # Sources are connected on this loop, so that `registry.sync` must call them here.
+        registry.loop = asyncio.get_running_loop()
         hub = lazy.hub = Hub(registry, file, wanted, _build_app)
         # Close the sources also if opening is interrupted.
         async with aclosing(hub), aclosing(registry), AsyncExitStack() as stack:

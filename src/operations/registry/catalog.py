@@ -303,6 +303,11 @@ class Registrations(PipelineHost):
         return bool(self._services)
 
     @property
+    def remote(self) -> Remote | None:
+        """Runs operations without a local handler."""
+        return self._remote
+
+    @property
     def has_remote(self) -> bool:
         """Whether calls of operations without a local handler go to a remote."""
         return self._remote is not None

@@ -22,6 +22,7 @@ from operations.base.errors import (
     unusable_schema,
 )
 from operations.base.json.values import JSONValueError
+from operations.base.loops import Held
 from operations.base.patterns import Patterns
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
@@ -40,6 +41,7 @@ from operations.registry.remotes import Remote, forward
 from operations.registry.reports import report_refusal
 from operations.registry.runs import Run, RunPage, RunStore, StartOptions, no_store
 from operations.registry.streams import Subscription, stream
+from operations.registry.sync import SyncRegistry
 from operations.schema import CheckedInput, Schema, invalid_json, mismatch_error
 
 T = TypeVar("T")
@@ -90,12 +92,21 @@ class OperationRegistry(Registrations):
         self._durable = PlanCache()
         """Plans that `execute` must not find, because the call may be a run."""
         self._counting: dict[object, bool] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop on which the registry was opened; None if it was not."""
+        self.held: list[Held[Any]] = []
+        """What `sync.enter` has opened."""
         self.run_store = runs
         self.register_all(operations)
         if runs is not None:
             runs.attach(self)
 
     # ------------------------------------------------------------ calling
+
+    @property
+    def sync(self) -> SyncRegistry:
+        """The same calls without `await`, for scripts, notebooks and threads: `registry.sync.execute(...)`."""
+        return SyncRegistry(self)
 
     def execute(
         self,
@@ -516,6 +527,7 @@ class OperationRegistry(Registrations):
     # ------------------------------------------------------------ lifetime
 
     async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
         if self.run_store is not None:
             await self.run_store.open()
         return self
@@ -523,11 +535,16 @@ class OperationRegistry(Registrations):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
+    def close_with(self, service: Any) -> None:
+        """Let `aclose` close a service, which has a coroutine method `aclose`, too."""
+        self._services.append(service)
+
     async def aclose(self) -> None:
         """Close the registered services and wait up to a second for cancelled handlers.
 
         Closing twice is harmless. If a service fails to close, the error is logged and the others are closed.
         """
+        self.loop = None
         if self.run_store is not None:
             await self.run_store.aclose()
         services, self._services = self._services, []
