@@ -13,6 +13,7 @@ import pytest
 from tests.mcp_import.support import eventually
 
 from operations import CallError, OperationContext
+from operations.base.json.values import object_of
 from operations.config import load_config
 from operations.hub import Hub, open_hub
 from operations.hub.reloading import following, reload
@@ -100,8 +101,8 @@ def versions(folder: Path) -> list[dict[str, Any]]:
     file = str(folder / "app.py")
     return [
         each
-        for each in objects
-        if type(each) is dict and each.get("__file__") == file and "NUMBER" in each
+        for each in (object_of(some) for some in objects if type(some) is dict)
+        if each.get("__file__") == file and "NUMBER" in each
     ]
 
 

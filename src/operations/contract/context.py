@@ -16,7 +16,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Generator,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -555,22 +555,16 @@ def _unavailable(what: str, why: str = "the client does not support it") -> Call
     return CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
 
 
-class PendingEnvelope(Protocol):
-    """The envelope of a nested call: in a `def` handler the envelope itself, elsewhere an awaitable of it."""
+class PendingEnvelope(Coroutine[Any, Any, ResponseEnvelope[Any]]):
+    """The type of a nested call: the envelope itself in a `def` handler, elsewhere a coroutine that returns it."""
 
     @property
     def data(self) -> Any:
         """The result, in a `def` handler."""
-        ...
 
     @property
     def meta(self) -> ResponseMeta:
         """The metadata, in a `def` handler."""
-        ...
-
-    def __await__(self) -> Generator[Any, Any, ResponseEnvelope[Any]]:
-        """Return the envelope, in an `async def` handler."""
-        ...
 
 
 class PendingStream(Stream, Protocol):
