@@ -558,13 +558,11 @@ def _unavailable(what: str, why: str = "the client does not support it") -> Call
 class PendingEnvelope(Coroutine[Any, Any, ResponseEnvelope[Any]]):
     """The type of a nested call: the envelope itself in a `def` handler, elsewhere a coroutine that returns it."""
 
-    @property
-    def data(self) -> Any:
-        """The result, in a `def` handler."""
+    data: Any
+    """The result, in a `def` handler."""
 
-    @property
-    def meta(self) -> ResponseMeta:
-        """The metadata, in a `def` handler."""
+    meta: ResponseMeta
+    """The metadata, in a `def` handler."""
 
 
 class PendingStream(Stream, Protocol):
