@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,9 @@ async def rate(contender: Contender, budget: float) -> Rate:
 
 async def interleave(
     contenders: dict[str, Contender], repeats: int, budget: float
-) -> dict[str, list[float]]:
+) -> dict[str, list[Rate]]:
     """Run every contender once per repeat, in turn."""
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    rates: dict[str, list[Rate]] = {name: [] for name in contenders}
     for contender in contenders.values():
         await rate(contender, budget / 10)
     for _ in range(repeats):
@@ -91,7 +91,7 @@ def show(title: str, rows: doc_numbers.Rows) -> None:
     doc_numbers.record(f"scripts/bench {benchmark}", f"{benchmark}: {title}", rows)
 
 
-def medians(rates: dict[str, list[float]], base: str) -> doc_numbers.Rows:
+def medians(rates: Mapping[str, Sequence[float]], base: str) -> doc_numbers.Rows:
     """Return the median wall time and CPU time of each, and the wall time as a multiple of the base's."""
     rows: doc_numbers.Rows = {}
     for name, values in rates.items():
@@ -106,7 +106,7 @@ def medians(rates: dict[str, list[float]], base: str) -> doc_numbers.Rows:
     return rows
 
 
-def table(title: str, rates: dict[str, list[float]], base: str) -> None:
+def table(title: str, rates: Mapping[str, Sequence[float]], base: str) -> None:
     """Show the medians of one comparison."""
     show(title, medians(rates, base))
 

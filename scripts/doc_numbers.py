@@ -2,6 +2,8 @@
 
     python3 scripts/doc_numbers.py            write the numbers into README.md and docs/
     python3 scripts/doc_numbers.py --check    list what differs instead, and exit with 1 if anything does
+    python3 scripts/doc_numbers.py --age      list the tables whose measured code has changed since, and exit with 1
+    python3 scripts/doc_numbers.py --admit    let the pages say so for these tables, until they are measured again
 
 `scripts/bench --record` and `scripts/measure --record` write their tables into docs/numbers.json. A page shows a whole
 table between `<!--table:TITLE-->` and `<!---->`, and one number between `<!--number:NAME-->` and `<!---->`. `names` in
@@ -17,6 +19,9 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import measured_code
 
 PROJECT = Path(__file__).resolve().parent.parent
 FILE = PROJECT / "docs" / "numbers.json"
@@ -36,6 +41,7 @@ def record(command: str, title: str, rows: Rows) -> None:
     data["tables"][title] = {
         "command": command,
         "date": datetime.now(UTC).date().isoformat(),
+        "code": measured_code.code_of(command),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "rows": {
             name: {column: _rounded(value) for column, value in row.items()}
@@ -78,6 +84,8 @@ def table(data: dict[str, Any], title: str) -> str:
         for name, row in made["rows"].items()
     ]
     source = f"`{made['command']}`, {made['date']}, {made['machine']}"
+    if made.get("changed"):
+        source += "; the measured code has changed since"
     return "\n\n" + "\n".join(lines) + f"\n\n*{source}*\n\n"
 
 
@@ -123,8 +131,27 @@ def main(check: bool) -> list[str]:
     return problems
 
 
+def aged() -> list[str]:
+    """Return a problem for each table whose measured code has changed by more than words."""
+    advice = "measure it again with --record, or run scripts/doc_numbers.py --admit"
+    return [
+        f"docs/numbers.json: the code of {title!r} has changed since: {advice}"
+        for title in measured_code.outdated(read()["tables"])
+    ]
+
+
+def admit() -> None:
+    """Mark the tables whose measured code has changed, so that the pages say it."""
+    data = read()
+    for title in measured_code.outdated(data["tables"]):
+        data["tables"][title]["changed"] = True
+    FILE.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    found = main(check="--check" in sys.argv[1:])
+    if "--admit" in sys.argv[1:]:
+        admit()
+    found = aged() if "--age" in sys.argv[1:] else main(check="--check" in sys.argv[1:])
     for problem in found:
         print(problem, file=sys.stderr)
     sys.exit(bool(found))
