@@ -259,3 +259,13 @@ def test_the_index_lists_every_decision_once_in_order() -> None:
         for page, heading in headings
     ]
     assert rows == expected
+
+
+def test_every_decision_has_a_status() -> None:
+    known = re.compile(
+        r"^Status: (accepted|superseded by \[(\d{4})\]\((\2-[\w-]+\.md)\))[.;]", re.MULTILINE
+    )
+    for page in (PROJECT / "docs" / "decisions").glob("0*.md"):
+        found = known.search(page.read_text(encoding="utf-8"))
+        assert found is not None, page.name
+        assert found[3] is None or page.with_name(found[3]).exists()
