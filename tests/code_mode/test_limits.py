@@ -26,6 +26,7 @@ async def exceeded(
     ("script", "limits", "name"),
     [
         ("for n in range(4):\n    await shop.items()", {"calls": 3}, "calls"),
+        ("import time\nwhile True:\n    time.time()", {"calls": 3}, "calls"),
         ("while True:\n    pass", {"cpu": 0.2}, "cpu"),
         ("import asyncio\nawait asyncio.sleep(1000)", {"wall": 0.2}, "wall"),
         ("x = 'a'\nwhile True:\n    x = x + x", {"memory": 4 << 20}, "memory"),

@@ -463,6 +463,8 @@ class Execution:
             )
         if error.kind == "TimeoutError" and "time limit" in error.message:
             return LimitError("cpu", f"The script computes for more than {self._limits.cpu:g} s")
+        if error.kind == "RuntimeError" and "suspension limit" in error.message:
+            return LimitError("calls", "The script calls, sleeps or reads the clock too often")
         if error.kind == "RecursionError":
             return LimitError("recursion", "The script has more than 500 nested calls")
         cause = self._raised.get(error.message)
