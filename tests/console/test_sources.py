@@ -52,14 +52,14 @@ def documents(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def served(path: Path) -> Iterator[str]:
+def served(path: Path, **options: Any) -> Iterator[str]:
     """Run a hub in a thread; yield its address."""
     started = threading.Event()
     found: dict[str, Any] = {}
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with open_hub(path) as hub, running(hub.app) as address:
+        async with open_hub(path, **options) as hub, running(hub.app) as address:
             found.update(address=address, stop=stop, loop=asyncio.get_running_loop())
             started.set()
             await stop.wait()

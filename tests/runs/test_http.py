@@ -152,6 +152,19 @@ async def test_a_run_is_cancelled(client: Client, effects: Effects) -> None:
     assert (await final(client, run_id))["status"] == "cancelled"
 
 
+async def test_the_steps_of_a_run_are_listed(client: Client, effects: Effects) -> None:
+    run_id = (await started(client, "/shop/order")).json["id"]
+    await effects.begun.wait()
+
+    found = await client.get(f"/runs/{run_id}/steps", headers=ADA)
+    hidden = await client.get(f"/runs/{run_id}/steps", headers=BEN)
+
+    (step,) = found.json["steps"]
+    assert (step["operation"], step["parent"], step["once"]) == ("shop.slow", ".", True)
+    assert "ended" not in step
+    assert hidden.status == 404
+
+
 async def test_a_run_is_answered_signalled_and_retried(client: Client) -> None:
     run_id = (await started(client, "/shop/ask")).json["id"]
     waiting: list[Any] = []

@@ -186,6 +186,11 @@ class Approvals:
             and not record.has_ended
         )
 
+    async def answered_by(self, approval_id: str) -> str | None:
+        """Return who has answered a request."""
+        record = await self._queue.find(approval_id)
+        return None if record is None or record.id != approval_id else record.answered_by
+
     async def remove_expired(self) -> None:
         """Remove requests that expired some time ago."""
         await self._queue.remove_expired()

@@ -105,6 +105,30 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return error
 
 
+class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A recorded step of a run, without its input and result. Times are in milliseconds since the epoch."""
+
+    name: str
+    parent: str
+    """The step that has made it; `.` for the call of the run itself, and empty for that call."""
+
+    operation: str
+    """The called operation; `step:NAME` for a function, `sleep`, `elicit`, `sample`, `signal:NAME` or `approval`."""
+
+    begun: int
+    ended: int | None = None
+    """When its outcome was recorded; None while it is not known."""
+
+    once: bool = False
+    """Whether it may run only once."""
+
+    error: Any = None
+    """Its error in wire form, if it failed."""
+
+    answered_by: str | None = None
+    """Who has approved or answered it."""
+
+
 class RunPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Some of the runs that a caller may see, the newest first. They have neither result nor error details."""
 
@@ -130,6 +154,14 @@ class RunAccess(Protocol):
 
     async def state(self, run_id: str, context: OperationContext) -> RunState:
         """Return the present state.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`.
+        """
+        ...
+
+    async def steps(self, run_id: str, context: OperationContext) -> list[RunStep]:
+        """Return the recorded steps.
 
         Raises:
             CallError: `RUN_NOT_FOUND`.
@@ -235,6 +267,10 @@ class Run:
         """Read the present state and return it."""
         self.state = await self._store.state(self.id, self._context)
         return self.state
+
+    async def steps(self) -> list[RunStep]:
+        """Return the recorded steps in the order in which they began. A completed run has none without `keep_steps`."""
+        return await self._store.steps(self.id, self._context)
 
     async def result(self, timeout: float | None = None) -> ResponseEnvelope[Any]:
         """Wait until the run has ended, and return its result. A timeout ends the wait, not the run.

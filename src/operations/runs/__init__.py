@@ -36,6 +36,7 @@ from operations.registry.runs import (
     RunPage,
     RunState,
     RunStatus,
+    RunStep,
     StartOptions,
     Waiting,
     run_not_found,
@@ -63,6 +64,7 @@ __all__ = [
     "RunPage",
     "RunState",
     "RunStatus",
+    "RunStep",
     "RunStoreError",
     "Runs",
     "Schedule",
@@ -384,13 +386,13 @@ class Runs:
             try:
                 waiting = await self.read(self.journal.approvals)
                 answered = [
-                    run_id
+                    (run_id, approval, await authority.approvals.answered_by(approval))
                     for run_id, approval in waiting
                     if not await authority.approvals.is_pending(approval)
                 ]
                 if answered:
-                    await self.write(lambda db, ids=answered: self.journal.wake_parked(db, ids))  # type: ignore[misc]
-                    self._tell(*answered)
+                    await self.write(partial(self.journal.end_approvals, answered=answered))
+                    self._tell(*(run_id for run_id, _, _ in answered))
             except CallError:
                 # One of the stores does not work now.
                 waiting = [("", "")]
@@ -541,6 +543,15 @@ class Runs:
             CallError: `RUN_NOT_FOUND` if it is unknown, has expired, or the caller may not see it.
         """
         return await self._visible(run_id, context, READ, MANAGE)
+
+    async def steps(self, run_id: str, context: OperationContext) -> list[RunStep]:
+        """Return the recorded steps of a run; those of a completed run only with `keep_steps`.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`.
+        """
+        await self._visible(run_id, context, READ, MANAGE)
+        return await self.read(lambda db: self.journal.steps(db, run_id))
 
     async def _visible(self, run_id: str, context: OperationContext, *scopes: str) -> RunState:
         await self._opened()

@@ -14,7 +14,7 @@ import msgspec
 from operations.base.errors import CallError, ErrorCode
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import local_envelope
-from operations.registry.runs import FINAL, RunState, RunStatus, Waiting
+from operations.registry.runs import FINAL, RunState, RunStatus, RunStep, Waiting
 from operations.runs.database import Connection, Database
 from operations.runs.notes import Notes
 from operations.runs.records import ONCE, ROOT, Asked, Attempt, End, NewRun, Question, Step
@@ -265,13 +265,15 @@ class Journal:
         """Store the marker of a call that must not run twice; return False if the attempt is lost."""
         return self._holds(db, run_id, fence) and self._add_step(db, run_id, fence, step)
 
-    def _add_step(self, db: Connection, run_id: str, fence: int, step: Step) -> bool:
+    def _add_step(
+        self, db: Connection, run_id: str, fence: int, step: Step, by: str | None = None
+    ) -> bool:
         db.count(
-            f"INSERT INTO steps (run, {_STEP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            f"INSERT INTO steps (run, {_STEP}, answered_by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (run, name) DO UPDATE SET fence = excluded.fence, begun = excluded.begun,"
             " ended = excluded.ended, result = excluded.result, error = excluded.error",
             run_id, step.name, step.parent, step.operation, step.kind, fence, step.begun or db.now(), step.ended,
-            step.result, step.error,
+            step.result, step.error, by,
         )  # fmt: skip
         return True
 
@@ -396,6 +398,12 @@ class Journal:
             return False
         if step is not None:
             self.end_step(db, run_id, fence, step, result, error)
+            db.count(
+                "UPDATE steps SET answered_by = (SELECT answered_by FROM questions WHERE run = ? AND key = ?),"
+                " begun = COALESCE((SELECT created FROM questions WHERE run = ? AND key = ?), begun)"
+                " WHERE run = ? AND name = ?",
+                run_id, key, run_id, key, run_id, step.name,
+            )  # fmt: skip
         db.count("DELETE FROM questions WHERE run = ? AND key = ?", run_id, key)
         self._show_waiting(db, run_id, db.now())
         return True
@@ -505,14 +513,30 @@ class Journal:
         )
         db.changed(run_id)
 
-    def wake_parked(self, db: Connection, run_ids: Sequence[str]) -> None:
-        """Queue runs again whose approvals were answered."""
-        for run_id in run_ids:
-            # An attempt that is being parked sees it as well.
-            db.count(
-                "UPDATE questions SET answer = ? WHERE run = ? AND kind = 'approval' AND answer IS NULL",
-                b"null", run_id,
-            )  # fmt: skip
+    def end_approvals(
+        self, db: Connection, answered: Sequence[tuple[str, str, str | None]]
+    ) -> None:
+        """Queue runs again whose approvals have ended: run, approval, and who has answered it."""
+        for run_id, approval, by in answered:
+            rows = db.rows(
+                "SELECT key, request, created FROM questions WHERE run = ? AND kind = 'approval' AND answer IS NULL",
+                run_id,
+            )
+            for key, request, created in rows:
+                if _decode(request).get("approval") != approval:
+                    continue
+                # An attempt that is being parked sees it as well.
+                db.count(
+                    "UPDATE questions SET answer = ? WHERE run = ? AND key = ?",
+                    b"null",
+                    run_id,
+                    key,
+                )
+                parent = key.partition(":")[2]
+                step = Step(
+                    key, parent, "approval", "approval", 0, created, db.now(), request, None
+                )
+                self._add_step(db, run_id, 0, step, by)
             self._wake_parked(db, run_id)
 
     def approvals(self, db: Connection) -> list[tuple[str, str]]:
@@ -671,6 +695,27 @@ class Journal:
         if state.expires is not None and state.expires <= db.now():
             return None
         return state, owner, agent
+
+    def steps(self, db: Connection, run_id: str) -> list[RunStep]:
+        """Return the recorded steps of a run, in the order in which they began."""
+        rows = db.rows(
+            "SELECT name, parent, operation, kind, begun, ended, error, answered_by FROM steps WHERE run = ?"
+            " ORDER BY begun, ended IS NULL, ended, name LIMIT ?",
+            run_id, self._limits.steps,
+        )  # fmt: skip
+        return [
+            RunStep(
+                name=name,
+                parent=parent,
+                operation=operation,
+                once=kind == ONCE,
+                begun=begun,
+                ended=ended,
+                error=None if error is None else _decode(error),
+                answered_by=by,
+            )
+            for name, parent, operation, kind, begun, ended, error, by in rows
+        ]
 
     def revisions(self, db: Connection, run_ids: Sequence[str]) -> dict[str, int]:
         """Return the revisions of runs."""

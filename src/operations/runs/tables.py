@@ -69,6 +69,7 @@ _TABLES: Final = (
         ended BIGINT,
         result {blob},
         error {blob},
+        answered_by TEXT,
         PRIMARY KEY (run, name)
     )""",
     """CREATE TABLE IF NOT EXISTS questions (

@@ -1,7 +1,7 @@
 """Runs over HTTP.
 
     POST /{namespace}/{name}            Prefer: respond-async[, wait=n], Idempotency-Key
-    GET  /runs, /runs/{id}, /runs/{id}/result, /runs/{id}/events
+    GET  /runs, /runs/{id}, /runs/{id}/result, /runs/{id}/events, /runs/{id}/steps
     POST /runs/{id}/cancel, /runs/{id}/answers/{key}, /runs/{id}/signals/{name}, /runs/{id}/retry
 
 Rule 1: a call that is not answered in time is `202` with the state of its run, whose address is in `Location`.
@@ -18,11 +18,17 @@ from operations.base.types import JSONObject
 from operations.contract.envelopes import ResponseEnvelope, local_envelope
 from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.front.messages import JSON, Reply, json_reply, matches_tag, result_reply, route_path
-from operations.front.public_errors import Header, malformed, not_found, wrong_method
+from operations.front.public_errors import (
+    Header,
+    malformed,
+    not_found,
+    public_wire,
+    wrong_method,
+)
 from operations.front.request import RequestState, Slots, Target
 from operations.front.runs import shown as state_of
 from operations.openapi.serving.query_arguments import QueryArguments
-from operations.registry.runs import Run, RunState
+from operations.registry.runs import Run, RunState, RunStep
 from operations.schema import from_schema
 from operations.server.entries import FixedPath, Page
 from operations.server.events import serve_items
@@ -161,7 +167,7 @@ def _query(state: RequestState) -> JSONObject:
     return found
 
 
-_READS = ("", "result", "events")
+_READS = ("", "result", "events", "steps")
 _CHANGES = ("cancel", "answers", "signals", "retry")
 _NAMED = ("answers", "signals")
 
@@ -219,6 +225,9 @@ async def _read_run(state: RequestState, run: Run, verb: str) -> Reply | None:
     if verb == "events":
         await _serve_states(state, run)
         return None
+    if verb == "steps":
+        steps = [_shown_step(state, step) for step in await run.steps()]
+        return json_reply({"steps": steps})
     asked = Preference(state)
     if asked.wait and not run.state.is_final:
         await run.wait(asked.wait)
@@ -232,6 +241,18 @@ async def _read_run(state: RequestState, run: Run, verb: str) -> Reply | None:
     if matches_tag(state.headers.get(b"if-none-match", b""), tag):
         return Reply(304, b"", [(b"etag", tag)])
     return json_reply(shown(state, run.state), headers=[(b"etag", tag), *applied])
+
+
+def _shown_step(state: RequestState, step: RunStep) -> JSONObject:
+    """Return a step as a caller sees it, without texts of unexpected exceptions."""
+    wire: JSONObject = msgspec.to_builtins(step)
+    if "answered_by" in wire:
+        wire["answeredBy"] = wire.pop("answered_by")
+    if step.error is not None:
+        error = CallError.from_wire(step.error)
+        error.unexpected = step.error.get("unexpected") is True
+        wire["error"] = public_wire(error, step.name, expose=state.front.expose_errors)
+    return wire
 
 
 _RETRY: Header = (b"retry-after", b"1")

@@ -163,6 +163,7 @@ class Pages:
         overview = {
             "operations": listed,
             "hasCalls": self._graph is not None,
+            "hasRuns": state.front.registry.run_store is not None,
             "disconnected": disconnected,
             # Only a development server has one.
             **({} if problem is None else {"problem": problem}),

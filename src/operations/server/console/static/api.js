@@ -89,14 +89,39 @@ export async function* subscribe(id, inputText, signal) {
     headers: { accept: "text/event-stream" },
     signal,
   });
+  for await (const item of events(response)) yield { data: parse(item), size: item.length };
+}
+
+/** The text of each item of a stream. */
+async function* events(response) {
   try {
     for await (const event of readEvents(response.body)) {
       if (event.type === "error") throw new Failure(response.status, parse(event.data));
       if (event.type === "complete") return;
-      yield { data: parse(event.data), size: event.data.length };
+      yield event.data;
     }
   } catch (error) {
     throw error.name === "AbortError" || error instanceof Failure ? error : lost(error);
   }
   throw new Failure(0, { code: "UNAVAILABLE", message: "The stream ended early: the connection was lost" });
+}
+
+/** Some of the runs that the caller may see: `{runs, next}`. Empty filters are left out. */
+export const runs = (query, signal) => {
+  const given = Object.entries(query).filter(([, text]) => text);
+  return json(`runs?${new URLSearchParams(given)}`, { signal });
+};
+
+const runPath = (id) => `runs/${encodeURIComponent(id)}`;
+
+/** The recorded steps of a run: `{steps}`. */
+export const runSteps = (id, signal) => json(`${runPath(id)}/steps`, { signal });
+
+/** Cancel, answer, signal or retry a run. */
+export const changeRun = (id, path, body, signal) => request(`${runPath(id)}/${path}`, { method: "POST", body, signal });
+
+/** The present state of a run, then every change, until it ends. */
+export async function* runStates(id, signal) {
+  const response = await request(`${runPath(id)}/events`, { headers: { accept: "text/event-stream" }, signal });
+  for await (const item of events(response)) yield parse(item);
 }

@@ -1,6 +1,7 @@
 /* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
 
-   The fragment of the address selects the page: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~workers`, `#/~approvals`, or nothing.
+   The fragment of the address selects the page: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~workers`, `#/~approvals`, `#/~runs`,
+   `#/~runs/ID`, or nothing.
 */
 
 import * as api from "./api.js";
@@ -11,6 +12,7 @@ import { el, fill, icon, plainString } from "./dom.js";
 import { OperationList } from "./list.js";
 import { forget, OperationPage } from "./operation.js";
 import { failure } from "./result.js";
+import { RunPage, RunsPage } from "./runs.js";
 import { Session } from "./session.js";
 import { SourcesPage } from "./sources.js";
 import { WorkersPage } from "./workers.js";
@@ -22,7 +24,9 @@ const CALLS = "~calls";
 const SOURCES = "~sources";
 const WORKERS = "~workers";
 const APPROVALS = "~approvals";
-const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [WORKERS]: "Workers", [APPROVALS]: "Approvals" };
+const RUNS = "~runs";
+const RUN = /^~runs\/(.+)$/;
+const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [WORKERS]: "Workers", [APPROVALS]: "Approvals", [RUNS]: "Runs" };
 
 class Console {
   constructor() {
@@ -95,6 +99,7 @@ class Console {
 
   /** Whether the caller may see a page or an operation. */
   offers(wanted) {
+    if (RUN.test(wanted)) return !this.links[RUNS].hidden;
     return wanted in PAGES ? !this.links[wanted].hidden : this.catalog.byId.has(wanted);
   }
 
@@ -114,10 +119,11 @@ class Console {
     if (lines.textContent !== text) lines.textContent = text;
   }
 
-  use({ operations, hasCalls, disconnected, problem, tag }) {
+  use({ operations, hasCalls, hasRuns, disconnected, problem, tag }) {
     this.warn(problem);
     this.catalog = new Catalog(operations);
     this.links[CALLS].hidden = !hasCalls;
+    this.links[RUNS].hidden = !hasRuns;
     this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
     this.links[WORKERS].hidden = !this.catalog.byId.has("hub.watch_workers");
     this.links[APPROVALS].hidden = !this.catalog.byId.has("approvals.watch");
@@ -184,7 +190,7 @@ class Console {
     this.page = null;
     this.list.select(wanted);
     document.body.dataset.view = wanted === "" ? "list" : "page";
-    for (const [page, link] of Object.entries(this.links)) link.toggleAttribute("aria-current", wanted === page);
+    for (const [page, link] of Object.entries(this.links)) link.toggleAttribute("aria-current", wanted === page || (page === RUNS && RUN.test(wanted)));
     document.title = wanted === "" ? "operations" : `${PAGES[wanted] ?? wanted} · operations`;
     // Close the previous page.
     this.main.inert = true;
@@ -215,6 +221,9 @@ class Console {
     if (wanted === SOURCES) return new SourcesPage({ may });
     if (wanted === WORKERS) return new WorkersPage({ may });
     if (wanted === APPROVALS) return new ApprovalsPage({ may });
+    if (wanted === RUNS) return new RunsPage();
+    const run = RUN.exec(wanted);
+    if (run !== null) return new RunPage(run[1], { may });
     try {
       const spec = await api.schema(wanted);
       const source = this.catalog.byId.get(wanted)?.source ?? "local";
