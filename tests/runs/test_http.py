@@ -201,7 +201,7 @@ async def test_a_state_has_a_tag_and_unknown_paths_do_not_exist(client: Client) 
     )
     strange = [
         await client.get(f"/runs/{run_id}/{path}", headers=ADA)
-        for path in ("steps", "cancel/x", "result/x")
+        for path in ("state", "cancel/x", "result/x", "steps/x")
     ]
     method = await client.post(f"/runs/{run_id}", {}, headers=ADA)
 

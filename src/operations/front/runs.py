@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from operations.base.errors import CallError
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
 from operations.contract.functions import operation
 from operations.front.public_errors import public_wire
 from operations.registry.registry import OperationRegistry
-from operations.registry.runs import Run, RunState, RunStatus
+from operations.registry.runs import Run, RunState, RunStatus, RunStep
 
 _MAX_WAIT = 20.0
 """The longest time that a call waits for a run, in seconds."""
@@ -101,4 +102,14 @@ def shown(state: RunState, *, expose: bool = False) -> JSONObject:
     wire.pop("revision", None)
     if state.status is not RunStatus.COMPLETED and "error" in wire:
         wire["error"] = public_wire(state.failure(), state.id, expose=expose)
+    return wire
+
+
+def shown_step(step: RunStep, *, expose: bool = False) -> JSONObject:
+    """Return a step as a caller sees it: without texts of unexpected exceptions, unless they are exposed."""
+    wire: JSONObject = msgspec.to_builtins(step)
+    if step.error is not None:
+        error = CallError.from_wire(step.error)
+        error.unexpected = step.error.get("unexpected") is True
+        wire["error"] = public_wire(error, step.name, expose=expose)
     return wire

@@ -105,7 +105,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return error
 
 
-class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A recorded step of a run, without its input and result. Times are in milliseconds since the epoch."""
 
     name: str

@@ -22,13 +22,13 @@ from operations.front.public_errors import (
     Header,
     malformed,
     not_found,
-    public_wire,
     wrong_method,
 )
 from operations.front.request import RequestState, Slots, Target
 from operations.front.runs import shown as state_of
+from operations.front.runs import shown_step
 from operations.openapi.serving.query_arguments import QueryArguments
-from operations.registry.runs import Run, RunState, RunStep
+from operations.registry.runs import Run, RunState
 from operations.schema import from_schema
 from operations.server.entries import FixedPath, Page
 from operations.server.events import serve_items
@@ -226,7 +226,7 @@ async def _read_run(state: RequestState, run: Run, verb: str) -> Reply | None:
         await _serve_states(state, run)
         return None
     if verb == "steps":
-        steps = [_shown_step(state, step) for step in await run.steps()]
+        steps = [shown_step(step, expose=state.front.expose_errors) for step in await run.steps()]
         return json_reply({"steps": steps})
     asked = Preference(state)
     if asked.wait and not run.state.is_final:
@@ -241,18 +241,6 @@ async def _read_run(state: RequestState, run: Run, verb: str) -> Reply | None:
     if matches_tag(state.headers.get(b"if-none-match", b""), tag):
         return Reply(304, b"", [(b"etag", tag)])
     return json_reply(shown(state, run.state), headers=[(b"etag", tag), *applied])
-
-
-def _shown_step(state: RequestState, step: RunStep) -> JSONObject:
-    """Return a step as a caller sees it, without texts of unexpected exceptions."""
-    wire: JSONObject = msgspec.to_builtins(step)
-    if "answered_by" in wire:
-        wire["answeredBy"] = wire.pop("answered_by")
-    if step.error is not None:
-        error = CallError.from_wire(step.error)
-        error.unexpected = step.error.get("unexpected") is True
-        wire["error"] = public_wire(error, step.name, expose=state.front.expose_errors)
-    return wire
 
 
 _RETRY: Header = (b"retry-after", b"1")

@@ -3,7 +3,7 @@
     run.start   {id, input, key, delay, ...}    store a run, return its state
     run.get     {run, after, wait}              its state; waits for a revision later than `after`
     run.watch   {run}                           a subscription: the present state, then every change
-    run.list, run.cancel, run.answer, run.signal, run.retry
+    run.list, run.steps, run.cancel, run.answer, run.signal, run.retry
 
 Rule 1: a worker serves them if its registry has a store of runs. Workers of a group use the same store.
 Rule 2: the owner of a run is the caller that the worker has identified; others learn nothing of it.
@@ -21,11 +21,13 @@ from operations.base.errors import CallError, ErrorCode
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
 from operations.contract.functions import operation
-from operations.front.runs import shown
+from operations.front.runs import shown, shown_step
 from operations.registry.registry import OperationRegistry
 from operations.registry.runs import Run, RunState, RunStatus
 
-REPLAYABLE_VERBS: Final = frozenset({"run.get", "run.list", "run.cancel", "run.answer"})
+REPLAYABLE_VERBS: Final = frozenset(
+    {"run.get", "run.list", "run.steps", "run.cancel", "run.answer"}
+)
 """Those that may run again if their worker is lost."""
 
 MAX_WAIT: Final = 20.0
@@ -138,6 +140,17 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
         listed: JSONObject = {"runs": [wire(state) for state in found.runs]}
         return listed if found.next is None else {**listed, "next": found.next}
 
+    @operation("run.steps", type="query")
+    async def steps(run: str, context: OperationContext) -> list[JSONObject]:
+        """Return the recorded steps of a run, in the order in which they began.
+
+        Args:
+            run: The id of the run.
+            context: The caller.
+        """
+        found = await find(run, context)
+        return [shown_step(step, expose=expose) for step in await found.steps()]
+
     @operation("run.watch")
     async def watch(run: str, context: OperationContext) -> AsyncGenerator[JSONObject]:
         """Yield the present state of a run, then every change; end with the final state.
@@ -205,7 +218,7 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
         await found.retry(ran=given.get("ran", msgspec.UNSET), not_run=given.get("notRun") is True)
         return wire(found.state)
 
-    return [start, get, page, watch, cancel, answer, signal, retry]
+    return [start, get, page, steps, watch, cancel, answer, signal, retry]
 
 
 def _caller(context: OperationContext) -> OperationContext:

@@ -15,7 +15,7 @@ from operations.base.types import JSONObject
 from operations.calls.serving.runs import MAX_WAIT
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
-from operations.registry.runs import RunPage, RunState, StartOptions
+from operations.registry.runs import RunPage, RunState, RunStep, StartOptions
 
 T = TypeVar("T")
 
@@ -80,6 +80,11 @@ class RemoteRuns:
     async def state(self, run_id: str, context: OperationContext) -> RunState:
         """Return the present state of a run."""
         return await self._state("run.get", {"run": run_id}, context)
+
+    async def steps(self, run_id: str, context: OperationContext) -> list[RunStep]:
+        """Return the recorded steps."""
+        envelope = await self._calls.call("run.steps", {"run": run_id}, context, replayable=True)
+        return _read(envelope.data, list[RunStep])
 
     async def changed(self, run_id: str, revision: int, context: OperationContext) -> RunState:
         """Return the state as soon as its revision is later than this one."""
