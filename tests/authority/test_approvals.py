@@ -765,6 +765,7 @@ async def test_a_ledger_records_how_many_lines_could_not_be_written(
     assert str(path) in warning.getMessage()
 
 
+@pytest.mark.requirement("R63")
 async def test_a_ledger_cannot_take_the_place_of_another_with_the_same_key(tmp_path: Path) -> None:
     for name in ("one.jsonl", "two.jsonl"):
         ledger = Ledger(tmp_path / name, KEY)

@@ -76,8 +76,9 @@ class Environment(enum.Enum):
     TEST = "test"
 
     @classmethod
-    def _missing_(cls, value: object) -> "Environment":
-        return cls(str(value).strip().lower())
+    def _missing_(cls, value: object) -> "Environment | None":
+        text = str(value).strip().lower()
+        return next((member for member in cls if member.value == text), None)
 
 
 def clean(value: Any) -> Any:

@@ -9,6 +9,7 @@ import resource
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -253,7 +254,9 @@ async def _posted(
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
     async with (
         aiohttp.ClientSession() as session,
-        session.post(world.url + path, data=msgspec.json.encode(body), headers=headers) as response,
+        session.post(
+            world.url + path, data=BytesIO(msgspec.json.encode(body)), headers=headers
+        ) as response,
     ):
         return response.status, response.headers, await response.text()
 

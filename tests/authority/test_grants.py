@@ -228,6 +228,7 @@ async def test_a_holder_cannot_let_the_revocation_of_its_block_revoke_the_grant_
         await grants.resolve(whole)
 
 
+@pytest.mark.requirement("R63")
 @pytest.mark.parametrize("subject", ["", "x" * 257])
 def test_a_grant_needs_a_subject_that_can_be_named(subject: str) -> None:
     for whose in (subject, Identity(subject)):
@@ -297,6 +298,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     return times
 
 
+@pytest.mark.requirement("R63")
 async def test_an_expired_grant_stays_expired_if_the_clock_goes_back(
     times: Times, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +321,7 @@ async def test_an_expired_grant_stays_expired_if_the_clock_goes_back(
         await grants.resolve(token)
 
 
+@pytest.mark.requirement("R63")
 async def test_a_clock_that_goes_back_a_little_is_tolerated_and_a_larger_step_denies_until_it_caught_up(
     times: Times,
 ) -> None:
@@ -342,6 +345,7 @@ async def test_a_clock_that_goes_back_a_little_is_tolerated_and_a_larger_step_de
     assert identity.grant.covers("a.b", authority=False)
 
 
+@pytest.mark.requirement("R63")
 @pytest.mark.parametrize("year", [365 * 24 * 3600])
 async def test_a_step_forward_does_not_last(
     year: int, times: Times, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -378,6 +382,7 @@ async def test_a_step_forward_does_not_last(
             await grants.resolve(each)
 
 
+@pytest.mark.requirement("R63")
 async def test_a_step_forward_that_lasts_is_the_real_time(times: Times) -> None:
     grants = Grants(KEY)
     times.wall += 8 * 3600

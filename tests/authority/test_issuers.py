@@ -24,6 +24,8 @@ ONE = Identity("ann", SCOPES, issuer="https://one.example")
 TWO = Identity("ann", SCOPES, issuer="https://two.example")
 ALL = [OWN, ONE, TWO]
 
+pytestmark = pytest.mark.requirement("R63")
+
 
 def test_every_issuer_has_its_own_keys() -> None:
     odd = [

@@ -278,6 +278,7 @@ def test_an_ipv6_network_has_one_address(host: str, address: str) -> None:
     assert client_address({}) == ""
 
 
+@pytest.mark.requirement("R60")
 async def test_failed_attempts_count_for_the_site_of_an_ipv6_network_as_well() -> None:
     throttle = AuthThrottle(Limits(failed_attempts_per_second=0.001, failed_attempts=2))
 

@@ -10,6 +10,9 @@ Rule 4: work that is stopped, because its call has ended, ends with the piece th
 """
 
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 PIECE: Final = 400_000
@@ -70,6 +73,31 @@ class Work:
     def stop(self) -> None:
         """Make the work end soon, from another thread."""
         self.is_stopped = True
+
+
+_of_thread = threading.local()
+
+
+@contextmanager
+def working(work: Work) -> Generator[None]:
+    """Let `checkpoint` end the block soon after `work` is stopped."""
+    before = getattr(_of_thread, "work", None)
+    _of_thread.work = work
+    try:
+        yield
+    finally:
+        _of_thread.work = before
+
+
+def checkpoint() -> None:
+    """End the current work in this thread if it was stopped.
+
+    Raises:
+        BudgetSpentError: If it was.
+    """
+    work: Work | None = getattr(_of_thread, "work", None)
+    if work is not None and work.is_stopped:
+        raise BudgetSpentError
 
 
 class InlineWork(Work):

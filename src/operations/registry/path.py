@@ -27,6 +27,7 @@ from operations.base.json.values import (
     TOO_LONG,
     JSONValueError,
     as_json,
+    count_values,
     nests_within,
     object_of,
     reject_masked,
@@ -66,6 +67,7 @@ from operations.schema import (
     ValidationIssue,
     as_json_within,
     invalid_json,
+    mismatch_error,
     validate_or_raise,
     within_budget,
 )
@@ -73,6 +75,9 @@ from operations.schema import (
 logger = logging.getLogger("operations")
 
 _pack = msgspec.msgpack.Encoder().encode
+
+_LONG = 50_000
+"""An input of more bytes is validated in a thread: it may have as many values, each of which takes a step in Python."""
 
 _LONG_AGO = 1e11
 """A time in 1973, in milliseconds since the epoch. An earlier deadline was probably given in seconds."""
@@ -185,7 +190,7 @@ async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> An
     """
     try:
         enter(plan, context)
-        plan, value = admit(plan, value, context)
+        plan, value = await admitted(plan, value, context)
         value, _ = await guard(plan, value, context)
     except CallError as error:
         forward_error(error)
@@ -200,7 +205,7 @@ async def permit(plan: CallPlan, value: Any, context: OperationContext) -> Any:
         CallError: As the call would.
     """
     enter(plan, context)
-    plan, value = admit(plan, value, context)
+    plan, value = await admitted(plan, value, context)
     await guard(plan, value, context.changed(scope=LATER))
     return value
 
@@ -212,7 +217,7 @@ async def checked_input(plan: CallPlan, value: Any, context: OperationContext) -
         CallError: `ACCESS_DENIED` or `VALIDATION_ERROR`, as the call would.
     """
     enter(plan, context)
-    plan, value = admit(plan, value, context)
+    plan, value = await admitted(plan, value, context)
     identity = context.identity
     grant = None if identity is None or not plan.operation.needs_grant else identity.grant
     is_permitted = has_authority(plan, context)
@@ -231,15 +236,53 @@ async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any
     return results[0]
 
 
-def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPlan, Any]:
+async def admitted(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPlan, Any]:
+    """Return the plan and the input as `admit` does: in a thread if validating the input needs much work.
+
+    Raises:
+        CallError: As `admit`; also if that needs more than the budget.
+    """
+    try:
+        return admit(plan, value, context)
+    except BudgetSpentError:
+        return await _admit_in_thread(plan, value, context)
+
+
+async def _admit_in_thread(
+    plan: CallPlan, value: Any, context: OperationContext
+) -> tuple[CallPlan, Any]:
+    work = Work()
+    try:
+        return await asyncio.to_thread(admit, plan, value, context, work)
+    except BudgetSpentError:
+        issue = ValidationIssue("", "takes too much work to be validated", "budget")
+        error = mismatch_error(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}", [issue])
+        error.operation_id = plan.id
+        raise error from None
+    finally:
+        work.stop()
+
+
+def admit(
+    plan: CallPlan, value: Any, context: OperationContext, work: Work | None = None
+) -> tuple[CallPlan, Any]:
     """Return the plan to run and the validated input as plain JSON.
 
     Missing input becomes an empty object if that is valid.
     An input that is not valid may be converted; the plan then adds the changes to the result.
 
+    Args:
+        plan: The operation.
+        value: The input.
+        context: The context of the call.
+        work: The budget; by default that of the event loop.
+
     Raises:
+        BudgetSpentError: If the budget does not suffice, or the event loop would need too long.
         CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
     """
+    if work is None and _is_long(value):
+        raise BudgetSpentError
     files = plan.operation.files
     held = None if files is None else files.hold(value)
     if held is not None:
@@ -252,8 +295,8 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
         plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
         if plain is not value:
             reject_masked(plain, value)
-        is_accepted = plan.accepts(plain)
-        if not is_accepted and plain is None and plan.accepts({}):
+        is_accepted = plan.accepts(plain, work)
+        if not is_accepted and plain is None and plan.accepts({}, work):
             return plan, {}
         if not is_accepted and plan.converts(context):
             converted = convert_input(plan.spec.input_schema.compile(), plain)
@@ -273,6 +316,14 @@ def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPl
     except CallError as error:
         error.operation_id = plan.id
         raise
+
+
+def _is_long(value: Any) -> bool:
+    """Return whether the steps for each value of an input may take too long for the event loop."""
+    try:
+        return len(_pack(value)) > _LONG
+    except Exception:  # noqa: BLE001 - values that are not JSON are reported later
+        return count_values(value, _LONG) > _LONG
 
 
 async def invoke(
@@ -302,7 +353,10 @@ async def invoke(
         if is_whole:
             value = plain
         else:
-            plan, value = admit(plan, value, context)
+            try:
+                plan, value = admit(plan, value, context)
+            except BudgetSpentError:
+                plan, value = await _admit_in_thread(plan, value, context)
         if (
             plan.is_plain
             and context.reach is None

@@ -42,21 +42,8 @@ class Finisher(Protocol):
         """
 
 
-"""Seconds that a cancelled handler has to clean up before its caller stops waiting."""
-"""How long a thread waits for more work before it ends."""
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all_threads)
-"""Upper bounds of the histogram of durations, in seconds."""
-"""The series for all unregistered operations, because callers can send any number of unknown ids; and the code for all
-further codes of an operation."""
-"""The largest number of error codes that are counted separately for one operation; a remote one may send any code."""
-"""The largest number of removed operations whose counters are stored."""
-"""Runs the rest of a query or mutation."""
-"""Runs the rest of a subscription."""
-"""Wraps a query or mutation: `async def m(call, next): return await next(call)`."""
-"""Wraps a subscription: an async generator over `next(call)`."""
 
 
 class CallPlan:
@@ -94,12 +81,12 @@ class CallPlan:
             operation.approve is not None or host.authority.ledger is not None
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
-        self.accepts: Callable[[Any], bool] = _accepts_any
+        self.accepts: Callable[[Any, Work | None], bool] = _accepts_any
         # Rejects inputs with files, which `admit` replaces before it validates the input.
         self.flat: Callable[[bytes], Any] | None = None
         if operation.input != "off":
             compiled = spec.input_schema.compile()
-            self.accepts, self.flat = compiled.accepts, compiled.flat
+            self.accepts, self.flat = compiled.accepts_input, compiled.flat
         self.finish = finish
         self.log = log
         self.handler = self._runnable()
@@ -152,6 +139,6 @@ class CallPlan:
         return in_thread
 
 
-def _accepts_any(value: Any) -> bool:
+def _accepts_any(value: Any, _work: Work | None) -> bool:
     """Accept any input. A missing one is replaced by an empty object, which handlers of imported operations expect."""
     return value is not None

@@ -12,7 +12,7 @@ from operations.base.time_limit import TimeLimit
 from operations.contract.context import OperationContext
 from operations.registry.middleware import Call, Envelope, NextStream
 from operations.registry.path import (
-    admit,
+    admitted,
     enter,
     guard,
     of_middleware,
@@ -73,7 +73,7 @@ async def _items(
     failure: BaseException | None = None
     try:
         enter(plan, context)
-        plan, value = admit(plan, value, context)
+        plan, value = await admitted(plan, value, context)
         value, inner = await guard(plan, value, context)
         with recorded(plan, context):
             try:

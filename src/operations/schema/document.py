@@ -7,6 +7,7 @@ Rule 3: equal documents are compiled once. What is compiled lives as long as a s
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,7 +25,7 @@ from operations.base.json.values import (
 )
 from operations.base.text import printable
 from operations.base.types import JSONObject, JSONSchema
-from operations.base.work import BudgetSpentError, Explanation, Work
+from operations.base.work import PIECE, BudgetSpentError, Explanation, InlineWork, Work
 from operations.schema.casting import (
     MAX_MISMATCHES,
     NOT_NORMALISED,
@@ -38,7 +39,7 @@ from operations.schema.casting import (
 from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import MAX_SCHEMA_VALUES, ExplosionError
-from operations.schema.dividing import fits
+from operations.schema.dividing import fits, size_of
 from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
 from operations.schema.plans import MISSING, Plan
@@ -49,6 +50,9 @@ _logger = logging.getLogger("operations")
 
 NOT_EXPLAINED = "was not examined further: budget"
 """The message of the last issue of a value whose explanation needs too much work."""
+
+_LONG_DOCUMENT = 10_000
+"""The bytes of a third party's document that is not compiled in the event loop."""
 
 _ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
 """Types that have no value outside JSON."""
@@ -104,6 +108,27 @@ class CompiledSchema(Checker):
             BudgetSpentError: If the budget does not suffice.
         """
         return fits(self.plan, value, work)
+
+    def accepts_input(self, value: Any, work: Work | None = None) -> bool:
+        """Return whether a JSON value is valid.
+
+        Args:
+            value: The value.
+            work: The budget; by default that of the event loop.
+
+        Raises:
+            BudgetSpentError: If the budget does not suffice.
+        """
+        cost = size_of(value) * self._weight
+        if cost > PIECE:
+            return self.fits(value, work or InlineWork())
+        if work is not None:
+            work.spend(cost)
+        return self.accepts(value)
+
+    @cached_property
+    def _weight(self) -> int:
+        return self.plan.weight
 
     def mismatches(self, value: Any, work: Work) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location.
@@ -255,7 +280,9 @@ class Schema:
     @property
     def compiles_slowly(self) -> bool:
         """Whether compiling may be slow and should run in a thread."""
-        return self._compiled is None and self._shared is not None
+        return self._compiled is None and (
+            self._shared is not None or (self._lenient and size_of(self.document) > _LONG_DOCUMENT)
+        )
 
     def compile(self) -> CompiledSchema:
         """Return the compiled schema, which is created once.

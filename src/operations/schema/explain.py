@@ -145,7 +145,7 @@ _ISSUE = 5 * STEP
 _ENTRY = 4
 """The units of work for one property or item, beside those of its value."""
 
-_LISTS = frozenset({"enum", "uniqueItems"})
+_COMPARED = frozenset({"const", "enum", "uniqueItems"})
 
 _LONG = 20
 """Similar names are not suggested for objects with more properties than this."""
@@ -227,10 +227,10 @@ class _Walk:
             yield ValidationIssue(path, "is not allowed here", "false")
             return
         schema = self._document.keywords(site)
-        for keyword in _LISTS.intersection(schema):
+        if not _COMPARED.isdisjoint(schema):
             # Compared in Python.
-            of_list = schema[keyword] if keyword == "enum" else value
-            self._work.spend(size_of(of_list) * STEP if is_list(of_list) else 0)
+            compared = [schema.get("enum"), schema.get("const"), value]
+            self._work.spend(sum(size_of(each) for each in compared if each is not None) * STEP)
         for keyword, message in flat_failures(schema, value):
             yield ValidationIssue(path, message, keyword)
         for keyword, target in self._document.references(site):

@@ -184,7 +184,9 @@ def _type(expected: Any, value: Any, _schema: JSONObject) -> str | None:
 
 
 def _enum(members: list[Any], value: Any, _schema: JSONObject) -> str | None:
-    if any(same(value, member) for member in members):
+    # Once, because a value may be much larger than the members.
+    wanted = identity(value)
+    if any(identity(member) == wanted for member in members):
         return None
     return f"must be one of {listed(members)}"
 

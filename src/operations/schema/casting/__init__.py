@@ -68,6 +68,9 @@ NOT_NORMALISED: Final = "not normalised: budget"
 _MANY = 500
 """The first value of a document with more schemas is not cast in the event loop."""
 
+_WIDE = 100
+"""Nor that of a document that tests more schemas along one path."""
+
 _LONG = 50_000
 """Longer lists are not examined at once in the event loop."""
 
@@ -188,7 +191,9 @@ class Normaliser:
 
     def _choose(self, value: Any, work: Work | None) -> tuple[Any, "_Report | None"]:
         """Choose the fastest implementation when the first value arrives, because many schemas never cast a value."""
-        if work is None and len(self._planner.scope.graph.costs) > _MANY:
+        if work is None and (
+            len(self._planner.scope.graph.costs) > _MANY or self._root.width > _WIDE
+        ):
             # The types and defaults of a large schema take long, once.
             raise BudgetSpentError
         if self._root.is_bare:

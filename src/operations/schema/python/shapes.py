@@ -18,6 +18,7 @@ import msgspec
 from operations.base.json.values import JSON_TYPES, is_list, is_object, short_pointer, with_texts
 from operations.base.text import numbered_name, shortened
 from operations.base.types import JSONObject
+from operations.base.work import checkpoint
 from operations.schema.document import Schema
 from operations.schema.explain import MAX_ISSUES, ValidationIssue
 from operations.schema.python.annotations import Notes
@@ -68,6 +69,8 @@ def convert_parts(parts: Iterable[tuple[Any, Any, Converter | None]]) -> dict[An
     result: dict[Any, Any] = {}
     reasons: list[tuple[str, str]] = []
     for token, item, convert in parts:
+        if len(result) & 7 == 7:
+            checkpoint()
         try:
             result[token] = item if convert is None else convert(item)
         except ConversionError as error:
@@ -496,6 +499,7 @@ class _Trial:
     def __call__(self, value: Any) -> Any:
         failure = ConversionError("it matches no member of the union")
         for schema, convert in self._ranked(value):
+            checkpoint()
             try:
                 if schema.check(value):
                     return value if convert is None else convert(value)

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
 from operations.base.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from operations.base.json.values import count_values, reject_masked, to_json
 from operations.base.types import JSONObject
+from operations.base.work import Work, working
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue, mismatch_error
 from operations.schema.python import Foreign, read
@@ -234,15 +235,26 @@ class Signature:
         positional, context_name = self.positional, self.context_parameter
         is_typed = reader.is_typed
 
+        is_sync = self.kind == "sync"
+
         def handler(input: Any, context: Any) -> Any:
             given: JSONObject = input or {}
             checked = getattr(context, "checked", None) if is_typed else None
-            if checked is None:
-                arguments = reader.build(given)
-            else:
+            if checked is not None:
                 # Only this call may use what was built for it.
                 context = context.changed(checked=None)
                 arguments = reader.take(checked, given)
+            elif is_typed and not is_sync and reader.is_slow(given):
+                return later(given, context)
+            else:
+                arguments = reader.build(given)
+            return call(arguments, context)
+
+        async def later(given: JSONObject, context: Any) -> Any:
+            result = call(await reader.build_aside(given), context)
+            return await result if inspect.isawaitable(result) else result
+
+        def call(arguments: dict[str, Any], context: Any) -> Any:
             if context_name is not None:
                 arguments[context_name] = context
             if not positional:
@@ -298,6 +310,10 @@ _LARGE = 5_000
 """The form of an input with more values is written in a thread: each takes about 3 µs."""
 
 
+_MOST_STEPS = 20_000
+"""The arguments for an input with more values, times the width of its schema, are built in a thread."""
+
+
 class ArgumentReader:
     """Builds the arguments of a function from its input, and writes their checked form.
 
@@ -311,6 +327,7 @@ class ArgumentReader:
         self._convert = signature.record.converter()
         self._subject = subject
         self._known_names: tuple[ForeignNames, bool] | None = None
+        self._most_values: int | None = None
 
     def build(self, given: JSONObject) -> dict[str, Any]:
         """Return the arguments for an input.
@@ -325,6 +342,31 @@ class ArgumentReader:
                 ErrorCode.VALIDATION_ERROR, f"Invalid {self._subject}", error.issues()
             ) from error
 
+    def is_slow(self, given: JSONObject) -> bool:
+        """Return whether building the arguments may take too long for the event loop."""
+        if self._most_values is None:
+            # The wider the schema of the input, the more members of unions are tried for each value.
+            width = self._signature.input_schema.compile().plan.width
+            self._most_values = _MOST_STEPS // width
+        return count_values(given, self._most_values) > self._most_values
+
+    async def build_aside(self, given: JSONObject) -> dict[str, Any]:
+        """Return the arguments for an input, built in a thread, which stops when the caller leaves.
+
+        Raises:
+            CallError: As `build`.
+        """
+        work = Work()
+
+        def build() -> dict[str, Any]:
+            with working(work):
+                return self.build(given)
+
+        try:
+            return await asyncio.to_thread(build)
+        finally:
+            work.stop()
+
     def read(self, input: Any, context: Any) -> "BuiltInput | Awaitable[BuiltInput]":
         """Build the arguments for an input, and write their form; that of a large input in a thread.
 
@@ -332,11 +374,17 @@ class ArgumentReader:
             CallError: As `build`.
         """
         given: JSONObject = input or {}
+        if self._signature.kind != "sync" and self.is_slow(given):
+            return self._read_aside(given)
         built = BuiltInput(reader=self, input=given, arguments=self.build(given))
         if count_values(given, _LARGE) > _LARGE:
             return self._write_aside(built)
         self._write(built)
         return built
+
+    async def _read_aside(self, given: JSONObject) -> "BuiltInput":
+        arguments = await self.build_aside(given)
+        return await self._write_aside(BuiltInput(reader=self, input=given, arguments=arguments))
 
     async def _write_aside(self, built: "BuiltInput") -> "BuiltInput":
         try:

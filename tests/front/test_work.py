@@ -1,0 +1,249 @@
+"""No input and no result costs the event loop, or after its call has ended the processor, more than promised.
+
+The tests measure processor time, in units of this machine's speed: of the thread of the event loop between two of its
+turns, and of each check in native code, which holds the interpreter lock in any thread.
+"""
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import make_dataclass
+from time import process_time, thread_time
+from typing import Any, Union
+
+import pytest
+from aiohttp import web
+from tests.authority.test_entry_points import ENTRY_POINTS, Failed, opened
+from tests.limits import slowness
+from tests.openapi.serving import serving as serving_http
+from tests.schema.test_budget import BRANCHES, HOSTILE, MEMBERS, NAMES, WIDE
+
+from operations import (
+    CallError,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    from_schema,
+)
+from operations.calls import from_calls, serve_calls
+from operations.contract.specs import Operation
+from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.pubsub.memory import MemoryTarget
+from operations.schema import compiling
+
+pytestmark = [pytest.mark.anyio, pytest.mark.requirement("R67")]
+
+LOOP = 0.1
+"""The most processor time between two turns of the event loop, in seconds."""
+
+CHECK = 0.05
+"""The most processor time of a native check: the estimate is 0.02."""
+
+AFTER = 0.1
+"""The most processor time after the end of a call: 0.05, and as much for what else runs in this process."""
+
+CLASSES = [make_dataclass(f"C{index}", [(f"p{index}", int), ("a", str)]) for index in range(60)]
+NESTED = {"rows": [[number] for number in range(45_000)]}
+
+
+def _document(rows: Any) -> Any:
+    return {"type": "object", "properties": {"rows": rows, "names": {}}, "required": ["rows"]}
+
+
+INPUTS: dict[str, tuple[Any, Any]] = {
+    "valid for the last member of a union": (WIDE, {"rows": [{"p199": 1, "a": "x"}] * 20_000}),
+    "invalid for a union": (WIDE, {"rows": HOSTILE * 30}),
+    "names in branches": (BRANCHES, {"rows": NAMES}),
+    "contains": ({"contains": {"properties": {"a": {"const": 1}}, "type": "object"}}, NESTED),
+    "enum": ({"enum": [[number] for number in range(1_000)]}, NESTED),
+    "const": ({"const": [[1]] * 1_000}, NESTED),
+    "unique": ({"type": "array", "uniqueItems": True}, NESTED),
+    "not": ({"not": {"anyOf": MEMBERS}}, {"rows": HOSTILE * 30}),
+    "text": ({"pattern": "(a|b)*a(a|b){600}"}, {"rows": "ab" * 200_000}),
+}
+
+
+def register(registry: OperationRegistry) -> dict[str, Any]:
+    """Register the operations of all inputs; return the inputs by operation."""
+
+    async def handler(input: Any, context: OperationContext) -> str:
+        return "ran"
+
+    found = dict[str, Any]()
+    for number, (rows, value) in enumerate(INPUTS.values()):
+        for policy in ("strict", "convert")[: 2 if number < 2 else 1]:
+            name = f"{policy}{number}"
+            spec = OperationSpec(
+                name=name,
+                namespace="work",
+                type=OperationType.MUTATION,
+                input_schema=from_schema(_document(rows)),
+            )
+            registry.register(Operation(spec, handler, input=policy))
+            found[spec.id] = value
+
+    async def typed(rows: Any) -> str:
+        return "ran"
+
+    typed.__annotations__ = {"rows": list[Union[tuple(CLASSES)]], "return": str}  # noqa: UP007
+    registry.operation("work.typed")(typed)
+    found["work.typed"] = {"rows": [{"p59": 1, "a": "x"}] * 20_000}
+    return found
+
+
+class Times:
+    """The longest processor times since it was reset, in seconds."""
+
+    loop = 0.0
+    """Between two turns of the event loop, in its thread."""
+
+    check = 0.0
+    """Of one check in native code."""
+
+    async def tick(self) -> None:
+        while True:
+            before = thread_time()
+            await asyncio.sleep(0.001)
+            self.loop = max(self.loop, thread_time() - before)
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+    """Measure the checks of the schemas that are compiled from now on."""
+    found = Times()
+
+    def spied(*args: Any, **options: Any) -> Callable[[Any], bool]:
+        is_valid = compiling.compile_schema(*args, **options)
+
+        def spy(value: Any) -> bool:
+            before = thread_time()
+            try:
+                return is_valid(value)
+            finally:
+                found.check = max(found.check, thread_time() - before)
+
+        return spy
+
+    monkeypatch.setattr("operations.schema.checking.compile_schema", spied)
+    return found
+
+
+@asynccontextmanager
+async def measured(what: str, times: Times) -> AsyncGenerator[None]:
+    """Fail the test if the block holds the event loop too long, or leaves work behind."""
+    gc.collect()
+    before = slowness()
+    times.loop = times.check = 0
+    task = asyncio.create_task(times.tick())
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        yield
+        # The turn that measures the last step may still be due.
+        await asyncio.sleep(0.005)
+    finally:
+        gc.enable()
+        task.cancel()
+    loop, check = times.loop, times.check
+    began = process_time()
+    await asyncio.sleep(0.2)
+    after = process_time() - began
+    factor = max(1.0, before, slowness())
+    assert loop < LOOP * factor, f"{what}: {loop:.3f} s of the event loop"
+    assert check < CHECK * factor, f"{what}: {check:.3f} s of a native check"
+    assert after < AFTER * factor, f"{what}: {after:.3f} s after its end"
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+async def test_no_input_holds_the_event_loop_of_an_entry_point(name: str, times: Times) -> None:
+    call = ENTRY_POINTS[name]
+    async with opened(name) as world:
+        inputs = register(world.registry)
+        for operation, value in inputs.items():
+            # The first call compiles the schema.
+            with suppress(Failed):
+                await call(world, operation, {"rows": []}, "alice")
+            async with measured(f"{name}, {operation}", times):
+                with suppress(Failed, TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        assert await call(world, operation, value, "alice") == "ran"
+
+
+RESULTS: dict[str, tuple[Any, Any]] = {
+    "union": (WIDE, HOSTILE),
+    "long union": (WIDE, HOSTILE * 20),
+    "names": ({**BRANCHES, "required": ["first"]}, NAMES),
+    "not": ({"type": "array", "items": {"not": {"anyOf": MEMBERS}}}, HOSTILE * 20),
+    "enum": ({"enum": [[number] for number in range(1_000)]}, NESTED["rows"]),
+    "text": (
+        {"type": "array", "items": {"type": "string", "pattern": "(a|b)*a(a|b){600}"}},
+        ["ab" * 100_000] * 4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+async def test_no_result_of_a_source_holds_the_event_loop(name: str, times: Times) -> None:
+    schema, value = RESULTS[name]
+
+    async def get(input: Any, context: OperationContext) -> Any:
+        return value
+
+    async def watch(input: Any, context: OperationContext) -> AsyncIterator[Any]:
+        yield value
+
+    def upstream(policy: Any) -> OperationRegistry:
+        found = OperationRegistry()
+        for kind, handler in ((OperationType.QUERY, get), (OperationType.SUBSCRIPTION, watch)):
+            spec = OperationSpec(
+                name=handler.__name__,
+                namespace="row",
+                type=kind,
+                output_schema=from_schema(schema),
+            )
+            found.register(Operation(spec, handler, policy, exact_schemas=False))
+        return found
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return web.json_response(value)
+
+    content = {"application/json": {"schema": schema}}
+    document: Any = {
+        "openapi": "3.1.0",
+        "info": {"title": "Rows", "version": "1"},
+        "paths": {
+            "/row": {
+                "get": {
+                    "operationId": "get",
+                    "responses": {"200": {"description": "", "content": content}},
+                }
+            }
+        },
+    }
+    registry, target = OperationRegistry(upstream(None)), MemoryTarget()
+    async with (
+        serving_http(respond) as url,
+        from_openapi(document, HTTPServiceConfig("http", base_url=url)) as http,
+        connect_mcp(
+            "tools",
+            MCPClientConfig(server=to_mcp(upstream("off")), trust_annotations=False),
+        ) as mcp,
+        serve_calls(upstream("off"), target),
+        from_calls(target, namespace="calls") as calls,
+    ):
+        for service in (http, mcp, calls):
+            registry.register_all(service)
+        for operation in sorted(each.id for each in registry.specs()):
+            is_stream = registry.get_spec(operation).type == OperationType.SUBSCRIPTION
+            for _ in range(2):
+                async with measured(f"{name}, {operation}", times):
+                    with suppress(CallError, TimeoutError):
+                        async with asyncio.timeout(0.5):
+                            if is_stream:
+                                found = [each async for each in registry.subscribe(operation, {})]
+                            else:
+                                found = [await registry.execute(operation, {})]
+                            assert found[0].data is not None
