@@ -624,7 +624,7 @@ async def test_exceptions_that_end_the_process_are_not_mapped(raised: type[BaseE
         await single(handler).execute("test.run")
 
 
-def test_a_call_that_is_closed_raises_no_error() -> None:
+async def test_a_call_that_is_closed_raises_no_error() -> None:
     async def handler(_input: Any, _context: OperationContext) -> None:
         await asyncio.sleep(0)
 

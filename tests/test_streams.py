@@ -142,7 +142,8 @@ async def test_an_item_that_is_not_json_ends_the_stream_with_an_error() -> None:
 
 
 async def test_a_handler_that_returns_no_iterator_is_an_error() -> None:
-    async def handler(_input: Any, _context: OperationContext) -> int:
+    # The annotation does not say it, so that it is found by the first call.
+    async def handler(_input: Any, _context: OperationContext) -> Any:
         return 7
 
     assert (await error_of(streaming(handler))).code == ErrorCode.EXECUTION_ERROR

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import make_dataclass
 from time import process_time, thread_time
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import pytest
 from aiohttp import web
@@ -74,7 +74,8 @@ def register(registry: OperationRegistry) -> dict[str, Any]:
 
     found = dict[str, Any]()
     for number, (rows, value) in enumerate(INPUTS.values()):
-        for policy in ("strict", "convert")[: 2 if number < 2 else 1]:
+        policies: tuple[Literal["strict", "convert"], ...] = ("strict", "convert")
+        for policy in policies[: 2 if number < 2 else 1]:
             name = f"{policy}{number}"
             spec = OperationSpec(
                 name=name,
@@ -88,7 +89,8 @@ def register(registry: OperationRegistry) -> dict[str, Any]:
     async def typed(rows: Any) -> str:
         return "ran"
 
-    typed.__annotations__ = {"rows": list[Union[tuple(CLASSES)]], "return": str}  # noqa: UP007
+    union: Any = Union
+    typed.__annotations__ = {"rows": list[union[tuple(CLASSES)]], "return": str}
     registry.operation("work.typed")(typed)
     found["work.typed"] = {"rows": [{"p59": 1, "a": "x"}] * 20_000}
     return found
@@ -236,8 +238,8 @@ async def test_no_result_of_a_source_holds_the_event_loop(name: str, times: Time
     ):
         for service in (http, mcp, calls):
             registry.register_all(service)
-        for operation in sorted(each.id for each in registry.specs()):
-            is_stream = registry.get_spec(operation).type == OperationType.SUBSCRIPTION
+        for spec in sorted(registry.specs(), key=lambda each: each.id):
+            operation, is_stream = spec.id, spec.type == OperationType.SUBSCRIPTION
             for _ in range(2):
                 async with measured(f"{name}, {operation}", times):
                     with suppress(CallError, TimeoutError):

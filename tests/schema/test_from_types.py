@@ -326,8 +326,8 @@ CASES: list[tuple[Any, Any, list[tuple[Any, Any]]]] = [
     (uuid.UUID, {"type": "string", "format": "uuid"}, [(str(UNIQUE), UNIQUE)]),
     (
         decimal.Decimal,
-        {"type": "string", "format": "decimal"},
-        [("1.10", decimal.Decimal("1.10"))],
+        {"type": ["string", "number"], "format": "decimal"},
+        [("1.10", decimal.Decimal("1.10")), (1.1, decimal.Decimal("1.1")), (2, decimal.Decimal(2))],
     ),
     (bytes, {"type": "string", "contentEncoding": "base64"}, [("YWI=", b"ab")]),
     (bytearray, {"type": "string", "contentEncoding": "base64"}, [("YWI=", bytearray(b"ab"))]),

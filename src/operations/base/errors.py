@@ -122,10 +122,7 @@ class CallError(OperationsError):
         """Return the form for other processes: `code`, `message` and, if there are any, JSON `details`."""
         wire: JSONObject = {"code": _readable(self.code), "message": _readable(self.message)}
         if self.details is not None:
-            try:
-                wire["details"] = to_json(self.details)
-            except JSONValueError as error:
-                wire["details"] = {"omitted": f"details were not JSON: {error}"}
+            wire["details"] = json_details(self.details)
         if self.retryable:
             wire["retryable"] = True
         return wire
@@ -140,6 +137,16 @@ class CallError(OperationsError):
             wire.get("details"),
             retryable=wire.get("retryable") is True,
         )
+
+
+def json_details(details: Any) -> Any:
+    """Return the details of an error as JSON; if they are not JSON, the reason."""
+    if details is None:
+        return None
+    try:
+        return to_json(details)
+    except JSONValueError as error:
+        return {"omitted": f"details were not JSON: {error}"}
 
 
 def with_code(code: str, message: str) -> str:

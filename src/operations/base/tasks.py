@@ -11,6 +11,21 @@ from typing import Any, TypeVar
 import anyio
 
 
+def enforce_asyncio() -> None:
+    """Raise an error outside of asyncio, whose primitives handlers and transports use.
+
+    Raises:
+        RuntimeError: If no event loop of asyncio runs in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        message = (
+            "operations runs on asyncio only, not on trio: no event loop of asyncio is running"
+        )
+        raise RuntimeError(message) from None
+
+
 def start_task(
     tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]
 ) -> "asyncio.Task[Any]":

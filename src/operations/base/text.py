@@ -91,6 +91,17 @@ def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
             raise ValueError(f'{name} must be a list of strings, not one string: {name}=["..."]')  # noqa: TRY004
 
 
+def enforce_durations(**values: float | None) -> None:
+    """Reject NaN, which no comparison finds, so that a time limit would never end.
+
+    Raises:
+        ValueError: If a value is NaN; the message names the argument.
+    """
+    for name, value in values.items():
+        if value != value:
+            raise ValueError(f"{name} must be a number of seconds, not {value}")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 operation`, `2 operations`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -243,6 +243,10 @@ _LEVELS = {
 }
 
 
+MAX_NESTED: Final = 50
+"""The largest number of calls that a call is nested in: each takes about six levels of Python's stack, of 1,000."""
+
+
 class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """The call that a handler serves: its caller, deadline and parent."""
 
@@ -263,6 +267,9 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     whole: bool = False
     """Return large results whole, not in pages (`max_bytes`): for nested calls and the command line. Never sent to
     another process."""
+
+    depth: int = 0
+    """The number of calls in this process that this one is nested in. Never sent to another process."""
 
     metadata: Mapping[str, Any] = NOTHING
 
@@ -340,9 +347,18 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         Args:
             operation_id: The called operation.
             registry: Its registry, if it is not that of the current operation.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if calls are nested too deeply.
         """
+        if self.depth >= MAX_NESTED:
+            message = f"{operation_id} was not started: calls are nested in {MAX_NESTED} others"
+            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
+            error.operation_id = operation_id
+            raise error
         reach = self.reach
         return OperationContext(
+            depth=self.depth + 1,
             parent_request_id=self.request_id,
             identity=self.identity,
             trusted=self.trusted,

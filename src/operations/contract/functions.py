@@ -6,11 +6,21 @@ Rule 2: a method becomes an operation when its object is registered.
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import (
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from operations.base.errors import RegistrationError
 from operations.base.json.values import JSONValueError
@@ -324,6 +334,11 @@ def validate_operation(candidate: object) -> Operation:
     if spec.type is OperationType.SUBSCRIPTION:
         if is_generator:
             raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
+        if not is_async_generator and not _may_return_stream(handler):
+            raise RegistrationError(
+                f"{spec.id} is a subscription, but its handler returns no async iterator: make it an async generator"
+                " (`async def` with `yield`), or annotate what it returns"
+            )
     elif is_async_generator or is_generator:
         raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
     try:
@@ -344,6 +359,30 @@ def warn_of_unchecked_input(operation: Operation) -> None:
             operation.spec.id,
             problem,
         )
+
+
+def _may_return_stream(handler: Callable[..., Any]) -> bool:
+    """Return whether the handler of a subscription may return an async iterator, by its annotation.
+
+    A coroutine function without one does not: `yield` would have made it an async generator.
+    """
+    code: Any = handler
+    while isinstance(code, partial):
+        code = cast("Callable[..., Any]", code.func)
+    code = inspect.unwrap(code)
+    if not inspect.isroutine(code):
+        code = type(code).__call__
+    try:
+        result = get_type_hints(code).get("return")
+    except Exception:  # noqa: BLE001 - an annotation is code and may raise anything
+        return True
+    if result is None:
+        return not inspect.iscoroutinefunction(code)
+    origin: Any = get_origin(result) or result
+    if inspect.isclass(origin) and issubclass(origin, Awaitable) and get_args(result):
+        origin = get_args(result)[-1]
+        origin = get_origin(origin) or origin
+    return origin in {Any, object} or not inspect.isclass(origin) or hasattr(origin, "__aiter__")
 
 
 def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:

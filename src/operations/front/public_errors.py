@@ -17,8 +17,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from operations.base.errors import HTTP_STATUS, CallError, ErrorCode
-from operations.base.json.values import JSONValueError, to_json
+from operations.base.errors import HTTP_STATUS, CallError, ErrorCode, json_details
 from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.contract.access import Identity
@@ -138,10 +137,7 @@ def public_wire(error: CallError, request_id: str, *, expose: bool = False) -> J
 
 
 def _public_details(details: Any) -> Any:
-    try:
-        shown = to_json(details)
-    except JSONValueError as fault:
-        return {"omitted": f"details were not JSON: {fault}"}
+    shown = json_details(details)
     if isinstance(shown, dict):
         fields = cast("JSONObject", shown)
         headers = fields.get("headers")

@@ -29,7 +29,13 @@ from operations.base.json.values import (
     object_of,
     with_texts,
 )
-from operations.base.text import enforce_lists, names_a_secret, suggestion, without_secrets
+from operations.base.text import (
+    enforce_durations,
+    enforce_lists,
+    names_a_secret,
+    suggestion,
+    without_secrets,
+)
 from operations.base.types import Count, JSONObject, Seconds
 from operations.contract.access import AccessControl
 from operations.contract.specs import (
@@ -271,6 +277,15 @@ class MCPClientConfig(ConnectionConfig):
             extensions=self.extensions,
             secrets=self.secrets,
             allowed_hosts=self.allowed_hosts,
+        )
+        enforce_durations(
+            connect_timeout=self.connect_timeout,
+            timeout=self.timeout,
+            max_timeout=self.max_timeout,
+            answer_timeout=self.answer_timeout,
+            reconnect_timeout=self.reconnect_timeout,
+            shutdown_timeout=self.shutdown_timeout,
+            idle_timeout=self.idle_timeout,
         )
         enforce_policy(self.output, self.input)
         enforce_descriptions(self.descriptions)

@@ -459,6 +459,10 @@ async def _through(plan: CallPlan, value: Any, context: OperationContext) -> Env
 async def timed(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
     """Run `invoke` with the deadline and middleware."""
     seconds = context.remaining
+    if seconds != seconds:
+        error = CallError(ErrorCode.VALIDATION_ERROR, f"{plan.id}: the deadline must be a number")
+        error.operation_id = plan.id
+        raise error
     if seconds <= 0:
         deadline = cast("float", context.deadline)
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"

@@ -24,6 +24,7 @@ from operations.base.errors import (
 from operations.base.json.values import JSONValueError
 from operations.base.loops import Held
 from operations.base.patterns import Patterns
+from operations.base.tasks import enforce_asyncio
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
 from operations.contract.context import Execute, OperationContext, OperationEnv, Reach
@@ -288,6 +289,7 @@ class OperationRegistry(Registrations):
         known = isinstance(cast("Any", operation_id), str)
         plan = self._plans.find(operation_id) or self._durable.find(operation_id) if known else None
         if plan is None:
+            enforce_asyncio()
             await self._compile_aside(operation_id)
             plan = self._prepare(operation_id, context)
         return plan
@@ -527,6 +529,7 @@ class OperationRegistry(Registrations):
     # ------------------------------------------------------------ lifetime
 
     async def __aenter__(self) -> Self:
+        enforce_asyncio()
         self.loop = asyncio.get_running_loop()
         if self.run_store is not None:
             await self.run_store.open()

@@ -16,6 +16,7 @@ from operations.base.errors import (
     CallError,
     ErrorCode,
     cancelled_elsewhere,
+    json_details,
     map_error,
     nested_error,
 )
@@ -161,6 +162,8 @@ def fail(plan: CallPlan, context: OperationContext, error: BaseException) -> NoR
             # Also if the handler's cleanup raised another exception.
             raise cancellation
     if isinstance(error, CallError):
+        # Callers in this process see the same details as all others.
+        error.details = json_details(error.details)
         outer = _outer_error(plan, context, error)
         error.parent_request_id = context.parent_request_id
         if outer is not None:

@@ -78,7 +78,13 @@ async def _items(
         with recorded(plan, context):
             try:
                 opened = plan.handler(value, inner)
-                iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
+                opened = await opened if inspect.isawaitable(opened) else opened
+                if not hasattr(opened, "__aiter__"):
+                    kind = type(opened).__name__
+                    raise TypeError(
+                        f"the handler of {plan.id} returned no async iterator, but {kind}"
+                    )
+                iterator = aiter(opened)
             except GeneratorExit as error:
                 fail(plan, context, error)
             while True:

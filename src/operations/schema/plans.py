@@ -115,6 +115,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     members: tuple[Site, ...] = ()
     """The members of an `anyOf` or a `oneOf`."""
 
+    is_exclusive: bool = False
+    """Whether exactly one member must match."""
+
     variants: JSONObject = {}
     """The annotation `VARIANTS`."""
 
@@ -266,7 +269,8 @@ def _choices(document: Document, facet: Facet) -> list[Choice]:
         if keywords.get(keyword):
             count = len(keywords[keyword])
             members = (document.at(site, keyword, i) for i in range(count))
-            found.append(Choice(tuple(members), _variants(keywords.get(VARIANTS), count)))
+            variants = _variants(keywords.get(VARIANTS), count)
+            found.append(Choice(tuple(members), keyword == "oneOf", variants))
     if "if" in keywords and ("then" in keywords or "else" in keywords):
         then, otherwise = (
             document.at(site, name) if name in keywords else None for name in ("then", "else")

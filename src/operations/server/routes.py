@@ -24,7 +24,14 @@ from operations.base.json.values import WRAPPING_DEPTH, count_values, nests_with
 from operations.contract.context import OperationContext, new_request_id
 from operations.contract.specs import Operation, OperationType
 from operations.front.limits import caller_key, client_address
-from operations.front.messages import Reply, error_reply, reject_handshake, result_reply, route_path
+from operations.front.messages import (
+    Reply,
+    decode_body,
+    error_reply,
+    reject_handshake,
+    result_reply,
+    route_path,
+)
 from operations.front.pipeline import Elsewhere, RequestPipeline
 from operations.front.public_errors import (
     malformed,
@@ -35,6 +42,7 @@ from operations.front.public_errors import (
 from operations.front.request import IDENTITY, OPEN, RequestState, Slots, Target
 from operations.openapi.serving import has_path
 from operations.openapi.serving.query_arguments import QueryArguments
+from operations.schema import ValidationIssue, mismatch_error
 from operations.server.entries import FixedPath
 from operations.server.events import serve_events
 from operations.server.runs import RUN_PATH, call_run, may_be_run
@@ -193,7 +201,14 @@ class OperationPath:
         state.spec = self._spec
         if method != "POST":
             return self._query(state)
-        return await state.read_json()
+        body = await state.read()
+        value = decode_body(body, state.front.limits) if body else None
+        if body and value is None and not self._spec.input_schema.check(None):
+            # A client that sends null sends an input, unlike one that sends nothing.
+            issue = ValidationIssue("", "must be an object, not null", "type")
+            message = f"Invalid input of {self._spec.id}"
+            raise mismatch_error(ErrorCode.VALIDATION_ERROR, message, [issue])
+        return value
 
     async def run(self, state: RequestState, asked: Any) -> Reply | None:
         """Make the call."""

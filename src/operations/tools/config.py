@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from operations.base.text import enforce_lists
+from operations.base.text import enforce_durations, enforce_lists
 from operations.base.types import Count, Seconds
 from operations.contract.specs import (
     ApprovalRule,
@@ -109,6 +109,7 @@ class ToolConfig:
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
+        enforce_durations(timeout=self.timeout, cache=self.cache)
         enforce_policy(self.output, self.input)
         enforce_descriptions(self.descriptions)
         if self.rename is not None and not all(self.rename.partition(".")):

@@ -25,7 +25,7 @@ from operations.base.errors import (
     timeout_error,
 )
 from operations.base.tasks import shielded
-from operations.base.text import in_seconds
+from operations.base.text import enforce_durations, in_seconds
 from operations.base.types import JSONObject
 from operations.calls.protocol.events import (
     AbortPayload,
@@ -117,6 +117,9 @@ class PendingRequestMap(CallSender):
         heartbeat: float = 1.0,
         silence: float = 15.0,
     ) -> None:
+        enforce_durations(
+            timeout=timeout, idle_timeout=idle_timeout, heartbeat=heartbeat, silence=silence
+        )
         target = MemoryTarget() if target is None else usable(target)
         super().__init__(target, group, credential, delegate, send_identity)
         self.timeout = timeout

@@ -21,7 +21,7 @@ from operations.authority.grants import Delegate
 from operations.base.errors import CallError, RegistrationError, TransportError, timeout_error
 from operations.base.slots import Bulkhead
 from operations.base.tasks import cancel_tasks, shielded
-from operations.base.text import enforce_lists, printable
+from operations.base.text import enforce_durations, enforce_lists, printable
 from operations.base.types import Count, Seconds, options_of
 from operations.calls.protocol.services import DESCRIBE, SERVICES, SpecDecoder
 from operations.calls.serving.jobs import DEFAULT_GROUP
@@ -102,6 +102,7 @@ class RemoteConfig:
     """The number of concurrent calls; further calls wait. By default there is no limit."""
 
     def __post_init__(self) -> None:
+        enforce_durations(timeout=self.timeout, idle_timeout=self.idle_timeout)
         enforce_policy(self.output, self.input)
         enforce_lists(exclude=self.exclude)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 from msgspec import Meta
 
 from operations.base.json.values import MAX_DEPTH, MAX_DOCUMENT_DEPTH
-from operations.base.text import enforce_lists, suggestion
+from operations.base.text import enforce_durations, enforce_lists, suggestion
 from operations.base.types import Count, Seconds
 from operations.contract.access import AccessControl
 from operations.contract.context import OperationContext
@@ -373,6 +373,7 @@ class HTTPServiceConfig(ConnectionConfig):
 
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
+        enforce_durations(timeout=self.timeout)
         enforce_policy(self.output, self.input)
         enforce_descriptions(self.descriptions)
         if self.operation_ids not in ("document", "short"):

@@ -571,6 +571,20 @@ class CreatingPass(Pass):
         super().__init__(planner, work, fitting, types)
         self._created: dict[Plan, Any] = {}
 
+    def _cast_chosen(self, plan: Plan, value: Any, path: Path, levels: int) -> Any:
+        result = super()._cast_chosen(plan, value, path, levels)
+        is_one = len(plan.choices) == 1 and plan.choices[0].is_exclusive
+        if not is_one or self.on_trial or self.fits(plan, result):
+            return result
+        # Several members accept the result: use the one that leaves most of the value and excludes the others.
+        members = (plan.pick((site,)) for site in plan.choices[0].members)
+        made = [self.cast(member, value, path, levels) for member in members]
+        fitting = [each for each in made if self.fits(plan, each)]
+        if not fitting:
+            return result
+        self.edits += 1
+        return max(fitting, key=size_of)
+
     def named(self, choice: Choice, value: Any) -> Site | None:
         """Return None: a member that the value matches wins."""
         return None

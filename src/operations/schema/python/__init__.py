@@ -55,6 +55,7 @@ from operations.schema.python.shapes import (
     CollectedDefs,
     ConversionError,
     Converter,
+    DecimalScalar,
     Either,
     Enumeration,
     Kinds,
@@ -65,6 +66,7 @@ from operations.schema.python.shapes import (
     Shape,
     Unknown,
     attempt,
+    decimal_text,
     document_of,
     to_float,
     to_int,
@@ -298,10 +300,19 @@ class _Reader:
         if origin in _PLAIN:
             return Scalar(notes.constrained(origin), *_PLAIN[origin])
         if origin in _SPELLED:
-            if origin is decimal.Decimal:
+            is_decimal = origin is decimal.Decimal
+            if is_decimal:
                 notes.compare_typed_values()
             spelled = notes.constrained(origin)
             convert = partial(attempt, partial(msgspec.convert, type=spelled))
+            if is_decimal:
+                return DecimalScalar(
+                    spelled,
+                    _TEXT | {int, float},
+                    NOTHING,
+                    lambda value: convert(decimal_text(value)),
+                    _SPELLED[origin],
+                )
             return Scalar(spelled, _TEXT, NOTHING, convert, _SPELLED[origin])
         if origin in _NAMED_BY_TEXT:
             call, words = _NAMED_BY_TEXT[origin]

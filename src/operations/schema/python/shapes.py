@@ -273,6 +273,22 @@ class Scalar(msgspec.Struct, frozen=True, eq=False):
         return self.convert
 
 
+class DecimalScalar(Scalar, frozen=True, eq=False):
+    """A decimal: a text, or in inputs also a number, which is read by its digits."""
+
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
+        """Return the schema that msgspec writes, which inputs extend by numbers."""
+        schema = super().schema(definitions)
+        return (
+            {**schema, "type": ["string", "number"]} if definitions.mode == "validation" else schema
+        )
+
+
+def decimal_text(value: Any) -> Any:
+    """Return a number as the text of a decimal; other values unchanged."""
+    return repr(value) if type(value) is int or type(value) is float else value
+
+
 def to_int(value: Any) -> int:
     """Return a JSON integer as an `int`; in JSON Schema 1.0 is an integer."""
     if type(value) is int:
