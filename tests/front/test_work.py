@@ -73,7 +73,7 @@ def register(registry: OperationRegistry) -> dict[str, Any]:
         return "ran"
 
     found = dict[str, Any]()
-    for number, (rows, value) in enumerate(INPUTS.values()):
+    for number, (document, value) in enumerate(INPUTS.values()):
         policies: tuple[Literal["strict", "convert"], ...] = ("strict", "convert")
         for policy in policies[: 2 if number < 2 else 1]:
             name = f"{policy}{number}"
@@ -81,7 +81,7 @@ def register(registry: OperationRegistry) -> dict[str, Any]:
                 name=name,
                 namespace="work",
                 type=OperationType.MUTATION,
-                input_schema=from_schema(_document(rows)),
+                input_schema=from_schema(_document(document)),
             )
             registry.register(Operation(spec, handler, input=policy))
             found[spec.id] = value
@@ -90,7 +90,9 @@ def register(registry: OperationRegistry) -> dict[str, Any]:
         return "ran"
 
     union: Any = Union
-    typed.__annotations__ = {"rows": list[union[tuple(CLASSES)]], "return": str}
+    item: Any = union[tuple(CLASSES)]
+    rows: Any = list
+    typed.__annotations__ = {"rows": rows[item], "return": str}
     registry.operation("work.typed")(typed)
     found["work.typed"] = {"rows": [{"p59": 1, "a": "x"}] * 20_000}
     return found

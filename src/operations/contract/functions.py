@@ -368,7 +368,7 @@ def _may_return_stream(handler: Callable[..., Any]) -> bool:
     """
     code: Any = handler
     while isinstance(code, partial):
-        code = cast("Callable[..., Any]", code.func)
+        code = code.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     code = inspect.unwrap(code)
     if not inspect.isroutine(code):
         code = type(code).__call__
