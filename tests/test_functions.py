@@ -48,7 +48,7 @@ def titles(first: Task, *, others: int = 0) -> list[str]:
 
 @operation("task.plan")
 async def plan(title: str, context: OperationContext) -> Task:
-    return await context.call(create, title, due=date(2026, 1, 2))
+    return await context.call(create, title, due=date(2026, 1, 2), context=context)
 
 
 @operation("task.wrapped")
@@ -75,7 +75,7 @@ async def test_a_typed_call_is_checked_as_any_other(registry: OperationRegistry)
     with pytest.raises(CallError) as denied:
         await registry.call(create, "Buy milk", date(2026, 1, 2))
     with pytest.raises(CallError) as missing:
-        await registry.call(create, "Buy milk", context=WRITER)
+        await registry.call(create, "Buy milk", context=WRITER)  # type: ignore[arg-type]
 
     assert denied.value.code == ErrorCode.ACCESS_DENIED
     assert missing.value.code == ErrorCode.VALIDATION_ERROR
@@ -113,7 +113,7 @@ async def test_only_marked_functions_can_be_called_with_types(registry: Operatio
     with pytest.raises(TypeError, match=r"context=\.\.\."):
         await registry.call(plan, "a", WRITER)
     with pytest.raises(TypeError, match=r"task\.titles: got an unexpected keyword"):
-        await registry.call(titles, wrong=1)
+        await registry.call(titles, wrong=1)  # type: ignore[call-overload] # pyright: ignore[reportCallIssue]
 
 
 async def test_a_subscription_called_with_types_names_subscribe() -> None:

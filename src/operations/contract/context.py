@@ -23,7 +23,7 @@ from collections.abc import (
 )
 from math import inf
 from time import monotonic, time
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
 import msgspec
@@ -41,7 +41,10 @@ from operations.schema import CheckedInput
 
 logger = logging.getLogger("operations")
 
+P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Listed(Protocol):
@@ -428,12 +431,47 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     @overload
     async def call(
-        self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **named: Any
+        self,
+        function: "Callable[Concatenate[OperationContext, P], Awaitable[T]]",
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> T: ...
     @overload
-    async def call(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> T: ...
+    async def call(
+        self,
+        function: "Callable[Concatenate[OperationContext, P], T]",
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: "Callable[[A, OperationContext], Awaitable[T]]", first: A, /
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: "Callable[[A, B, OperationContext], Awaitable[T]]", first: A, second: B, /
+    ) -> T: ...
+    @overload
+    async def call(self, function: "Callable[[A, OperationContext], T]", first: A, /) -> T: ...
+    @overload
+    async def call(
+        self, function: "Callable[[A, B, OperationContext], T]", first: A, second: B, /
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: Callable[P, Awaitable[T]], /, *arguments: P.args, **named: P.kwargs
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
+    ) -> T: ...
     async def call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Run the operation of a function that is marked with `@operation`, as part of this call.
+
+        Type checkers check the arguments. For a function with a parameter `context` they require `context=context`; the
+        nested call has a context of its own.
 
         Returns:
             The result, as the type that the function is annotated with.
@@ -442,6 +480,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             CallError: As `registry.execute`; `EXECUTION_ERROR` if the result does not match the annotation.
             TypeError: If the function is not marked, or does not take the arguments.
         """
+        named.pop("context", None)
         if self.registry is None:
             raise _unavailable("call other operations", "its context belongs to no registry")
         return await self.registry.call_by(self.env.run, function, *arguments, **named)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
 
 from msgspec.structs import replace as with_fields
 
@@ -45,7 +45,10 @@ from operations.registry.streams import Subscription, stream
 from operations.registry.sync import SyncRegistry
 from operations.schema import CheckedInput, Schema, invalid_json, mismatch_error
 
+P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware | StreamMiddleware)
 
 logger = logging.getLogger("operations")
@@ -171,30 +174,70 @@ class OperationRegistry(Registrations):
     @overload
     async def call(
         self,
-        function: Callable[..., Awaitable[T]],
+        function: Callable[Concatenate[OperationContext, P], Awaitable[T]],
         /,
-        *arguments: Any,
-        context: OperationContext | None = None,
-        **named: Any,
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> T: ...
     @overload
     async def call(
         self,
-        function: Callable[..., T],
+        function: Callable[Concatenate[OperationContext, P], T],
         /,
-        *arguments: Any,
-        context: OperationContext | None = None,
-        **named: Any,
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> T: ...
+    @overload
     async def call(
         self,
-        function: Callable[..., Any],
+        function: Callable[[A, OperationContext], Awaitable[T]],
+        first: A,
         /,
-        *arguments: Any,
+        *,
         context: OperationContext | None = None,
-        **named: Any,
-    ) -> Any:
+    ) -> T: ...
+    @overload
+    async def call(
+        self,
+        function: Callable[[A, B, OperationContext], Awaitable[T]],
+        first: A,
+        second: B,
+        /,
+        *,
+        context: OperationContext | None = None,
+    ) -> T: ...
+    @overload
+    async def call(
+        self,
+        function: Callable[[A, OperationContext], T],
+        first: A,
+        /,
+        *,
+        context: OperationContext | None = None,
+    ) -> T: ...
+    @overload
+    async def call(
+        self,
+        function: Callable[[A, B, OperationContext], T],
+        first: A,
+        second: B,
+        /,
+        *,
+        context: OperationContext | None = None,
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: Callable[P, Awaitable[T]], /, *arguments: P.args, **named: P.kwargs
+    ) -> T: ...
+    @overload
+    async def call(
+        self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
+    ) -> T: ...
+    async def call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Run the operation of a function that is marked with `@operation`, with access as in `execute`.
+
+        Type checkers check the arguments. A function with a parameter `context` is given that of the call: pass the
+        caller's context as `context`, or use `call_as`.
 
         Returns:
             The result, as the type that the function is annotated with.
@@ -203,11 +246,60 @@ class OperationRegistry(Registrations):
             CallError: As `execute`; `EXECUTION_ERROR` if the result does not match the annotation.
             TypeError: If the function is not marked, or does not take the arguments.
         """
+        context: OperationContext | None = named.pop("context", None)
 
         def execute(operation_id: str, input: JSONObject) -> Awaitable[ResponseEnvelope[Any]]:
             return self.execute(operation_id, input, context)
 
         return await self.call_by(execute, function, *arguments, **named)
+
+    @overload
+    async def call_as(
+        self,
+        context: OperationContext,
+        function: Callable[Concatenate[OperationContext, P], Awaitable[T]],
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
+    @overload
+    async def call_as(
+        self,
+        context: OperationContext,
+        function: Callable[Concatenate[OperationContext, P], T],
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
+    @overload
+    async def call_as(
+        self,
+        context: OperationContext,
+        function: Callable[P, Awaitable[T]],
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
+    @overload
+    async def call_as(
+        self,
+        context: OperationContext,
+        function: Callable[P, T],
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T: ...
+    async def call_as(
+        self,
+        context: OperationContext,
+        function: Callable[..., Any],
+        /,
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
+        """Run the operation of a marked function for a caller, as `call` does."""
+        named.pop("context", None)
+        return await self.call(function, *arguments, context=context, **named)
 
     async def call_by(
         self, execute: Execute, function: object, /, *arguments: Any, **named: Any
