@@ -1,4 +1,4 @@
-"""One row of the client matrix (`scripts/matrix` runs all): the clients that most programs use today."""
+"""Two rows of the client matrix (`scripts/matrix` runs all): the clients that most programs use today."""
 
 import shutil
 
@@ -9,15 +9,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.requirement("R52")
-def test_the_typescript_sdk_sees_everything() -> None:
-    if shutil.which("node") is None or shutil.which("npm") is None:
+@pytest.mark.parametrize("name", ["typescript-1", "fastmcp-4"])
+def test_a_client_sees_types_mismatches_and_everything_else(name: str) -> None:
+    if name.startswith("typescript") and None in (shutil.which("node"), shutil.which("npm")):
         pytest.skip("Node is not installed")
     try:
-        prepare("typescript-1")
+        prepare(name)
     except MatrixError as error:
-        pytest.skip(f"npm cannot install the SDK here: {error}")
+        pytest.skip(f"the client cannot be installed here: {error}")
 
     with serving() as url:
-        cells = judge("typescript-1", url)
+        cells = judge(name, url)
 
     assert cells == dict.fromkeys(EXPECTED, "")
