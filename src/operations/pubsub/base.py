@@ -229,6 +229,11 @@ class EventTarget(Protocol):
     chooses_worker: bool = False
 
     @property
+    def problem(self) -> str:
+        """Why the broker does not store requests now; empty if it does."""
+        return ""
+
+    @property
     def is_connected(self) -> bool:
         """Whether the other end can be reached now."""
         ...

@@ -271,6 +271,10 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     specs: Name = ""
     """A digest of the operations that the worker serves."""
 
+    silence_ms: Milliseconds | None = None
+    """Milliseconds for which the worker may not respond although it is connected, if it needs more than its
+    clients allow."""
+
     stats: WorkerStats | None = None
     """Set if the probe requested it."""
 

@@ -415,6 +415,7 @@ class Presence:
             worker=self._mailbox,
             accepts=self.accepts and not self._is_leaving(),
             specs=self._digest,
+            silence_ms=None if self._config.silence is None else milliseconds(self._config.silence),
             **fields,
         )
         await quietly(self._target.send(address, encode_event(CallAlive(payload=payload))))

@@ -10,7 +10,7 @@ Rule 4: a client that chooses the worker of each request (NATS) takes one with t
 
 import asyncio
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from itertools import islice
 from random import random
@@ -20,6 +20,7 @@ import msgspec
 
 from operations.base.deadline import NEVER
 from operations.base.errors import CallError, ErrorCode, timeout_error
+from operations.base.time_limit import MAX_SECONDS
 from operations.calls.protocol.events import (
     AlivePayload,
     CallAborted,
@@ -397,6 +398,7 @@ class KnownWorkers:
         self._accepting: set[str] = set()
         self._leaving: set[str] = set()
         self._open: dict[str, int] = {}
+        self._silences: dict[str, float] = {}
 
     def record(self, alive: AlivePayload, now: float) -> None:
         """Record the report of a worker, which may be leaving."""
@@ -406,6 +408,8 @@ class KnownWorkers:
             self.is_complete = False
             return
         self.heard_at[worker] = now
+        if alive.silence_ms is not None:
+            self._silences[worker] = min(alive.silence_ms / 1000, MAX_SECONDS)
         if alive.accepts:
             self._accepting.add(worker)
         if alive.leaving:
@@ -420,6 +424,7 @@ class KnownWorkers:
         """Remove a worker that was lost or has left."""
         self._accepting.discard(worker)
         self._leaving.discard(worker)
+        self._silences.pop(worker, None)
         if self.heard_at.pop(worker, None) is not None:
             self.departures += 1
             self._departed.append(worker)
@@ -433,6 +438,10 @@ class KnownWorkers:
     def staying(self) -> set[str]:
         """The workers that have not announced that they stop."""
         return self.heard_at.keys() - self._leaving
+
+    def longest_silence(self, workers: Iterable[str | None]) -> float:
+        """Return the longest time in seconds for which one of these workers may not respond, as far as they set one."""
+        return max((self._silences.get(each or "", 0.0) for each in workers), default=0.0)
 
     def forget_all(self) -> None:
         """Remove all workers."""

@@ -77,6 +77,10 @@ class WorkerConfig:
     """Seconds that a request may wait at the broker. A request that waited longer starts only if its caller confirms
     it, unless its operation is replayable."""
 
+    silence: Seconds | None = None
+    """Seconds for which this worker may be connected without responding, before its callers count it as lost; by
+    default 15, or what a caller sets. Set it for handlers that block the interpreter for longer."""
+
     patience: Annotated[float, Meta(ge=0)] = 10
     """Seconds that a started mutation continues while its caller is disconnected from the broker. Queries and
     subscriptions are cancelled at once."""

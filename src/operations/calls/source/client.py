@@ -638,6 +638,11 @@ class PendingRequestMap(CallSender):
                 unavailable.begun = False
             self._abort(call, unavailable)
             return
+        if not call.sent_at and self.target.problem:
+            message = f"{payload.operation_id} could not be sent: {self.target.problem}"
+            is_safe = self._detector.may_run_again(call) is True
+            self._abort(call, CallError(ErrorCode.UNAVAILABLE, message, retryable=is_safe))
+            return
         error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
         if not self.target.direct and self._detector.is_unanswered(call):
             advice = f"Check that the workers are not blocked. {SIGNING_ADVICE}"

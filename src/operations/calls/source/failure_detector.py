@@ -11,10 +11,10 @@ all workers of the group. The workers report which of the calls they have, and r
     every worker responded, and none has the call           -> lost, after a second probe
     no worker is present any more                           -> lost, after a second probe
 
-Rule 1: a busy worker does not lose its calls. "Every worker" means the number of workers that the broker counts
-        (Redis). NATS does not count workers. There it means all workers that responded before, and only if one of them
-        or this client was disconnected since the call was sent; otherwise a worker that has not responded yet may have
-        the call.
+Rule 1: a busy worker does not lose its calls, and a busy client does not lose its workers. "Every worker" means the
+        number of workers that the broker counts (Redis). NATS does not count workers. There it means all workers that
+        responded before, and only if one of them or this client was disconnected since the call was sent; otherwise a
+        worker that has not responded yet may have the call.
 Rule 2: a lost call is sent again if every worker that can have received it confirms that it did not start and drops it.
         On NATS this is the worker that it was sent to, on Redis all workers that were connected when it was sent.
 Rule 3: any other lost call may have run. It runs again if that is known to be safe (a query, or idempotent), at most
@@ -67,6 +67,9 @@ not choose those that did not respond to the last but one, or to a probe of thei
 
 _RESTART = 10.0
 """Seconds after the loss of workers in which new calls that may run again wait for their return."""
+
+_LAG = 0.5
+"""Heartbeats by which a step of this detector may be late before this process counts as blocked."""
 
 _ANSWER = 0.4
 """The fraction of a heartbeat within which the workers of a group respond to a probe."""
@@ -340,9 +343,29 @@ class FailureDetector:
                 # The next probe may find a lost worker.
                 logger.exception("the workers could not be checked")
             self._workers.have_reported.set()
+            rested_at = asyncio.get_running_loop().time()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
                     await self._hurry.wait()
+            self._excuse(rested_at + self._heartbeat)
+
+    def _excuse(self, expected_at: float) -> bool:
+        """Return whether this process was blocked, so that it could not read what workers sent.
+
+        The time counts for none of the workers.
+
+        Args:
+            expected_at: When it should have continued at the latest.
+        """
+        lag = asyncio.get_running_loop().time() - expected_at
+        if lag < _LAG * self._heartbeat:
+            return False
+        for call in self._pending.values():
+            if call.seen_at:
+                call.seen_at += lag
+        for worker in self._absent_since:
+            self._absent_since[worker] += lag
+        return True
 
     async def _look(self) -> None:
         """Ask the workers of the calls without news, and handle the calls that no worker reports in time."""
@@ -377,12 +400,16 @@ class FailureDetector:
         # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
         if is_roll_call and restorations == self.restorations:
             self._plan_roll_call(asked_at)
+        answered_by = asyncio.get_running_loop().time() + _ANSWER * self._heartbeat
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER * self._heartbeat):
+            async with asyncio.timeout_at(answered_by):
                 while True:
                     self._heard.clear()
                     await self._count_workers()
                     await self._heard.wait()
+        if self._excuse(answered_by):
+            # What the workers have sent is read first.
+            return
         missing = [
             call
             for call in quiet
@@ -549,7 +576,9 @@ class FailureDetector:
             return self._is_missed(call)
         others = call.sent_at > self._changed_at if view.others is None else view.others
         if call.worker in view.silent or (call.worker is None and (view.silent or others)):
-            return asyncio.get_running_loop().time() - call.seen_at > self._silence
+            silent = view.silent if call.worker is None else {call.worker}
+            silence = max(self._silence, self._workers.longest_silence(silent))
+            return asyncio.get_running_loop().time() - call.seen_at > silence
         return self._is_missed(call)
 
     def _is_missed(self, call: PendingCall) -> bool:
@@ -617,7 +646,8 @@ class FailureDetector:
         workers = [call.worker] if call.worker is not None else self._workers.heard_at
         if all(self._workers.heard_at.get(worker, 0.0) >= moment for worker in workers):
             return False
-        return moment - call.seen_at <= self._silence
+        silence = max(self._silence, self._workers.longest_silence(workers))
+        return moment - call.seen_at <= silence
 
     async def replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""
@@ -627,6 +657,8 @@ class FailureDetector:
             reason = "the worker was lost"
             if call.worker is None:
                 reason = "neither a worker nor the broker has the request any more"
+                if self._target.problem:
+                    reason = self._target.problem
             error = CallError(
                 ErrorCode.UNAVAILABLE,
                 f"{reason}; {request.operation_id} may have run",

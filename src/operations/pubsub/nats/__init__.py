@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from secrets import token_hex
+from weakref import WeakValueDictionary
 
 from operations.base.errors import (
     MissingExtraError,
@@ -70,6 +71,12 @@ __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]
 _PING_SECONDS = 0.3
 """Seconds to wait for the response to a ping; without a response the listener counts as present, but busy."""
 
+_LARGE = 1024 * 1024
+"""Bytes of a message after which the next large one to the same address waits until it was read."""
+
+_LARGE_SECONDS = 10.0
+"""The longest time for this in seconds."""
+
 _HEADER_BYTES = 256
 """Bytes reserved for the headers of a request in JetStream."""
 
@@ -98,6 +105,8 @@ class NatsTarget(BrokerTarget):
         self._permitted: set[str] = set()
         """The subjects to which the server has let this client publish."""
         self._publishing_first = asyncio.Lock()
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The locks of addresses to which large messages are being sent."""
         self.values = NatsValues(self._nats, self._prefix, config.replicas)
 
     async def open(self, config: NatsConfig) -> None:
@@ -161,6 +170,11 @@ class NatsTarget(BrokerTarget):
         """Whether the server can be reached now, and the receivers know it."""
         # The library is connected a moment before it calls `_on_restored`.
         return self._nats.is_connected and self.connected.is_set()
+
+    @property
+    def problem(self) -> str:
+        """Why JetStream does not store requests now; empty if it does."""
+        return "" if self._jetstream is None else self._jetstream.problem
 
     async def _on_lost(self) -> None:
         if self.connected.is_set() and not self.is_closed:
@@ -298,7 +312,22 @@ class NatsTarget(BrokerTarget):
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
         await self.ready()
-        await self._nats.publish_now(subject, body)
+        if len(body) > _LARGE:
+            await self._send_large(subject, body)
+        else:
+            await self._nats.publish_now(subject, body)
+
+    async def _send_large(self, subject: str, body: bytes) -> None:
+        """Publish a large message, and let the next one to this address wait until its client has read it.
+
+        The server disconnects a client with too much unread data, which would lose all messages on their way to it.
+        """
+        line = self._lines.setdefault(subject, asyncio.Lock())
+        async with line:
+            await self._nats.publish_now(subject, body)
+            with suppress(NoRespondersError, TimeoutError, *NATS_ERRORS):
+                # The messages of a connection are read in order.
+                await self._nats.request(subject, b"", timeout=_LARGE_SECONDS)
 
     async def is_present(self, address: str) -> bool:
         """Return whether a process listens at `address`.

@@ -92,6 +92,11 @@ _SILENT = (
 )
 
 
+_UNCONFIRMED = (
+    "JetStream does not confirm that it stores requests: a disk of its servers may be full"
+)
+
+
 class _NoJetStreamError(TransportError):
     """No server of the account runs JetStream."""
 
@@ -120,6 +125,8 @@ class JetStream:
         self._stream = stream_name(f"{config.prefix}_durable")
         self._letters_stream = stream_name(f"{config.prefix}_aside")
         self._repeat_for = 0.0
+        self.problem = ""
+        """Why requests are not stored now; empty if they are."""
         self._created: datetime | None = None
         """When the stream was created; a stream that was created again does not have the keys of its predecessor."""
         self._counters: dict[str, tuple[float, _Counters]] = {}
@@ -286,9 +293,12 @@ class JetStream:
                 stored = await self._js.publish(
                     subject, body, timeout=_CONFIRM, headers={"Nats-Msg-Id": key}
                 )
+                self.problem = ""
                 return str(stored.seq)
             except TimeoutError as error:
                 failed, failure = TransportError, error
+                if self.client.is_connected:
+                    self.problem = _UNCONFIRMED
             except NoStreamResponseError as error:
                 failure = error
             except Error as error:
