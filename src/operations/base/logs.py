@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Final
 
 _EVERY = 60.0
+"""Seconds between two warnings of the same kind."""
 
 
 class LogThrottle:

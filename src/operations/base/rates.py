@@ -9,6 +9,7 @@ from operations.base.errors import CallError, ErrorCode
 from operations.base.retry import RETRY_AFTER
 
 REMEMBERED: Final = 10_000
+"""The largest number of callers, addresses or credentials with stored state."""
 
 
 class RateLimiter:

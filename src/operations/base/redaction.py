@@ -12,8 +12,10 @@ from operations.base.json.values import with_texts
 HIDDEN: Final = "***"
 
 SHORTEST: Final = 4
+"""Shorter texts are not treated as secrets, because they would match everywhere."""
 
 _KEPT_TOKENS: Final = 8
+"""The number of latest tokens added by `learn` that are kept."""
 
 _SCHEMES: Final = frozenset({"bearer", "basic", "token"})
 
@@ -53,6 +55,7 @@ def spellings(*secrets: str) -> frozenset[str]:
 
 
 _REFLECTED: Final = 8
+"""The length from which a credential is redacted in data, where a short one could be an ordinary word."""
 
 
 @lru_cache(maxsize=64)

@@ -233,10 +233,3 @@ class CircuitBreaker:
             if self._backoff is None:
                 self._backoff = Backoff(_FIRST_PROBE, _LONGEST_PAUSE, clock=self._clock)
             self._probe_at = self._clock() + self._backoff.pause()
-
-
-"""The default time for a person to answer all questions of one call."""
-"""The default limit for a call that reports progress."""
-"""The shortest time in seconds between two checks of a stopped timer."""
-"""Releases the slot that the current call holds at its entry point, for the duration of a `with` block."""
-"""Seconds between two warnings of the same kind."""

@@ -126,6 +126,7 @@ class _Slots:
 held_slot: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
     "held_slot", default=None
 )
+"""Releases the slot that the current call holds at its entry point, for the duration of a `with` block."""
 
 
 def lent_slot() -> AbstractContextManager[None]:

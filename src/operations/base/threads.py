@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -18,6 +19,7 @@ from operations.base.loops import in_thread_of, run_on
 from operations.base.text import counted
 
 _IDLE_SECONDS = 10.0
+"""How long a thread waits for more work before it ends."""
 
 
 class _Job:
@@ -215,6 +217,10 @@ _pools: WeakSet[ThreadPool] = WeakSet()
 def _forget_all_threads() -> None:
     for pool in _pools:
         pool.forget_threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_threads)
 
 
 def is_blocking(handler: Callable[..., Any]) -> bool:

@@ -9,11 +9,14 @@ from typing import Final
 # ------------------------------------------------------------ time limits
 
 ANSWER_SECONDS: Final = 300.0
+"""The default time for a person to answer all questions of one call."""
 
 MAX_SECONDS: Final = 600.0
+"""The default limit for a call that reports progress."""
 
 
 _SHORTEST_CHECK = 0.05
+"""The shortest time in seconds between two checks of a stopped timer."""
 
 
 class TimeLimit:

@@ -197,7 +197,3 @@ def notify(
         except Exception:
             level = failures.setdefault(id(observer), LogThrottle()).level()
             logger.log(level, "an observer failed at %s", type(event).__name__, exc_info=True)
-
-
-"""The largest depth of a tree of calls, which is printed as JSON with at most 64 levels. Deeper calls are shown on the
-last level."""

@@ -22,8 +22,6 @@ from operations.base.types import Count, Seconds
 from operations.contract.access import Identity
 from operations.contract.specs import Operation
 
-"""The largest number of callers, addresses or credentials with stored state."""
-
 UNCOUNTED_OUTPUT: Final = 32 * 1024
 """Response bytes that a connection may buffer without being counted."""
 
@@ -141,9 +139,3 @@ def call_seconds(operation: Operation | None, default: float) -> float:
     if operation.timeout is not None:
         return operation.timeout + hold
     return max(default, operation.source_timeout or 0) + hold
-
-
-"""The ASGI `receive`: returns the next message of the client, and finally its disconnect."""
-"""Seconds after which the server begins to check whether the client has disconnected."""
-"""Seconds that work has to end after it was cancelled."""
-"""Bytes of a body that are buffered until the caller is identified."""

@@ -248,8 +248,3 @@ class Challenge:
             f"The credential is not valid. {advice}" if advice else "The credential is not valid",
             headers=[self.header(error="invalid_token"), *headers],
         )
-
-
-"""Shorter texts are not treated as secrets, because they would match everywhere."""
-"""The number of latest tokens added by `learn` that are kept."""
-"""The length from which a credential is redacted in data, where a short one could be an ordinary word."""

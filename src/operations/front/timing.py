@@ -12,16 +12,20 @@ from operations.base.time_limit import TimeLimit
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
+"""The ASGI `receive`: returns the next message of the client, and finally its disconnect."""
 
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Scope: TypeAlias = MutableMapping[str, Any]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CLIENT_CHECK_SECONDS: Final = 0.05
+"""Seconds after which the server begins to check whether the client has disconnected."""
 
 GRACE: Final = 0.05
+"""Seconds that work has to end after it was cancelled."""
 
 _MAX_PEEKED: Final = 64 * 1024
+"""Bytes of a body that are buffered until the caller is identified."""
 
 _NEVER = float("inf")
 

@@ -281,6 +281,3 @@ def resolvers(hub: Hub) -> list[IdentityResolver]:
         credential_resolver(hub.access.grant),
         *hub.resolvers,
     ]
-
-
-"""The environment variable with the inherited file descriptors: listening socket and channel to the first process."""

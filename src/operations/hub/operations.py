@@ -28,8 +28,6 @@ from operations.tools.pages import NEXT
 
 logger = logging.getLogger("operations.hub")
 """Seconds without a further change after which a file counts as completely written."""
-"""Seconds after which a file that changes again and again is read all the same."""
-"""The tables whose changes take effect at once; the others need a restart."""
 
 
 # ------------------------------------------------------------ operations

@@ -27,6 +27,7 @@ logger = logging.getLogger("operations.hub")
 # ------------------------------------------------------------ several processes
 
 VARIABLE: Final = "OPERATIONS_PROCESS"
+"""The environment variable with the inherited file descriptors: listening socket and channel to the first process."""
 
 _READY, _RELOAD = b"r", b"h"
 _ENDED = 1

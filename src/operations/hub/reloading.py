@@ -37,6 +37,7 @@ _CODE_SETTLE_SECONDS = 0.05
 """The same for a hub whose code changes: a person waits for the result."""
 
 _MAX_SETTLE_SECONDS = 10.0
+"""Seconds after which a file that changes again and again is read all the same."""
 
 _LIVE = frozenset({"mcp_json", "access", "limits", "tools"})
 """Keys whose changes take effect without a restart, besides the tables of sources."""

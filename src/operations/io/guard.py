@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+"""Socket options, in seconds and as a number of packets, with which the operating system notices within 20 seconds that
+the host at the other end is lost. macOS has another name for the first one."""
 
 
 # ------------------------------------------------------------ requests to us
@@ -14,6 +16,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 _FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})
+"""Headers with which browsers describe a request that has no Origin."""
 
 _CHECKED: Final = _FETCH | {b"host", b"origin"}
 

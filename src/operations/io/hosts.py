@@ -39,8 +39,6 @@ _URL = re.compile(
 _PORTS = {"http": 80, "https": 443}
 _URL_MARKS = "%/?:@!$&'()*+,;=-._~"
 """Characters of a path or a query that need not be encoded."""
-"""Socket options, in seconds and as a number of packets, with which the operating system notices within 20 seconds that
-the host at the other end is lost. macOS has another name for the first one."""
 
 
 class Origin(NamedTuple):
@@ -199,6 +197,3 @@ class TrustedHosts:
             or (origin.host, None) in self._hosts
             or (origin.host, origin.port) in self._hosts
         )
-
-
-"""Headers with which browsers describe a request that has no Origin."""

@@ -161,6 +161,8 @@ def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
 
 
 _MAX_LEVELS = 30
+"""The largest depth of a tree of calls, which is printed as JSON with at most 64 levels. Deeper calls are shown on the
+last level."""
 
 
 class Span(NamedTuple):

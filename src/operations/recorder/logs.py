@@ -33,6 +33,7 @@ class LogConfig:
 
 
 _STRUCTURED = frozenset({"operations.access", "operations.audit"})
+"""Loggers whose messages are JSON objects: their fields become fields of the line."""
 
 
 class LogFormatter(logging.Formatter):

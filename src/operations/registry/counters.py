@@ -10,13 +10,18 @@ from typing import Final
 from operations.contract.events import add_counts
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
+"""Upper bounds of the histogram of durations, in seconds."""
 
 
 UNKNOWN: Final = "(unknown)"
+"""The series for all unregistered operations, because callers can send any number of unknown ids; and the code for all
+further codes of an operation."""
 
 MAX_CODES: Final = 100
+"""The largest number of error codes that are counted separately for one operation; a remote one may send any code."""
 
 MAX_REMOVED: Final = 1_000
+"""The largest number of removed operations whose counters are stored."""
 
 
 class CallSeries:

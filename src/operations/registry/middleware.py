@@ -25,9 +25,13 @@ class Call:
 
 
 Next: TypeAlias = Callable[[Call], Awaitable[Envelope]]
+"""Runs the rest of a query or mutation."""
 
 NextStream: TypeAlias = Callable[[Call], AsyncIterator[Envelope]]
+"""Runs the rest of a subscription."""
 
 Middleware: TypeAlias = Callable[[Call, Next], Awaitable[Envelope]]
+"""Wraps a query or mutation: `async def m(call, next): return await next(call)`."""
 
 StreamMiddleware: TypeAlias = Callable[[Call, NextStream], AsyncIterator[Envelope]]
+"""Wraps a subscription: an async generator over `next(call)`."""

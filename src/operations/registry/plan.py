@@ -3,24 +3,18 @@
 import functools
 import inspect
 import logging
-import os
-from collections.abc import (
-    Callable,
-)
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec.json import encode
 
 from operations.base.patterns import Patterns
-from operations.base.threads import _forget_all_threads, is_blocking
+from operations.base.threads import is_blocking
 from operations.base.work import Work
 from operations.contract.access import permission, resource_permission
 from operations.contract.context import OperationContext, Reach
 from operations.contract.events import CallAbandoned, now
-from operations.contract.specs import (
-    Operation,
-    OperationType,
-)
+from operations.contract.specs import Operation, OperationType
 from operations.registry.middleware import Envelope
 from operations.registry.services import ChangeLog, PipelineHost
 
@@ -40,10 +34,6 @@ class Finisher(Protocol):
         Raises:
             BudgetSpentError: If the default budget does not suffice, or the result cannot even be converted to JSON.
         """
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all_threads)
 
 
 class CallPlan:

@@ -28,6 +28,7 @@ from operations.schema import Change
 logger = logging.getLogger("operations")
 
 _GRACE = 0.05
+"""Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 
 
 class PipelineHost:

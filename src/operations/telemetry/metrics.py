@@ -14,9 +14,6 @@ from operations.registry.counters import BUCKETS
 from operations.registry.registry import OperationRegistry
 from operations.registry.runs import RunStore
 
-"""Loggers whose messages are JSON objects: their fields become fields of the line."""
-
-
 # ------------------------------------------------------------ metrics
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"

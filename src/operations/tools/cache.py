@@ -14,12 +14,13 @@ from operations.tools.pages import result_owner
 _MAX_ENTRIES = 1_000
 _MAX_BYTES = 16 << 20
 
-_RUNNING: Final = ("rate", "concurrency", "retry", "cache", "select", "max_bytes")
+RUNNING: Final = ("rate", "concurrency", "retry", "cache", "select", "max_bytes")
+"""The settings that need their own handler."""
 
 _ABSENT: Final = object()
 
 
-class _Cache:
+class ResultCache:
     """Caches results by caller and input, up to a limit. They are encoded so that callers cannot change them."""
 
     def __init__(self, seconds: float) -> None:
@@ -28,6 +29,7 @@ class _Cache:
         self._entries: OrderedDict[bytes, tuple[float, bytes, Any]] = OrderedDict()
 
     def get(self, key: bytes) -> ResponseEnvelope[Any] | None:
+        """Return a cached result; None if there is none."""
         expires, data, meta = self._entries.get(key, (0.0, b"", None))
         if expires <= monotonic():
             return None
@@ -35,6 +37,7 @@ class _Cache:
         return ResponseEnvelope(msgspec.msgpack.decode(data), deepcopy(meta))
 
     def put(self, key: bytes, envelope: ResponseEnvelope[Any]) -> None:
+        """Keep a result, unless it is an error or bytes."""
         meta: Any = envelope.meta
         if isinstance(envelope.data, bytes) or getattr(meta, "is_error", False):
             return
@@ -57,11 +60,12 @@ class _Cache:
             self._bytes -= len(data) + len(key)
 
 
-def _caller(context: OperationContext) -> str:
+def caller_of(context: OperationContext) -> str:
+    """Return the key of the caller for limits."""
     return "" if context.identity is None else context.identity.limit_key
 
 
-def _key(value: Any, context: OperationContext) -> bytes | None:
+def cache_key(value: Any, context: OperationContext) -> bytes | None:
     """Return a canonical key from the input and the caller without its expiry; None if the input has files."""
     caller = [*result_owner(context), context.trusted]
     try:

@@ -8,15 +8,18 @@ from operations.base.json.values import is_list, is_object, unescape
 from operations.tools.cache import _ABSENT
 
 _Path: TypeAlias = tuple[str, ...]
+"""The tokens of a JSON pointer. An empty path keeps a whole value."""
 
 _Paths: TypeAlias = tuple[_Path, ...]
 
 
-def _paths(pointers: Collection[str]) -> _Paths:
+def paths_of(pointers: Collection[str]) -> _Paths:
+    """Return JSON pointers as paths."""
     return tuple(tuple(map(unescape, pointer.split("/")[1:])) for pointer in pointers)
 
 
-def _select_paths(value: Any, paths: _Paths) -> Any:
+def select_paths(value: Any, paths: _Paths) -> Any:
+    """Return the parts of a value at these paths; None if it has none."""
     found = _part(value, paths)
     return None if found is _ABSENT else found
 

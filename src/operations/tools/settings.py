@@ -31,17 +31,16 @@ from operations.contract.specs import (
 from operations.registry.path import invoke, prepare, to_envelope
 from operations.registry.plan import CallPlan
 from operations.registry.registry import OperationRegistry
-from operations.tools.cache import _RUNNING, _Cache, _caller, _key
+from operations.tools.cache import RUNNING, ResultCache, cache_key, caller_of
 from operations.tools.config import RetryPolicy, ToolConfig
 from operations.tools.pages import NEXT, ResultPages, next_operation
-from operations.tools.selection import _paths, _select_paths
+from operations.tools.selection import paths_of, select_paths
 
 logger = logging.getLogger("operations")
 """Limits of the cache of one operation: number of results, and bytes."""
 
 _LONGEST_PAUSE = 60.0
 """The longest pause before a retry, in seconds. If an API asks for a longer pause, the call fails."""
-"""The settings that need their own handler."""
 
 
 def is_pattern(text: str) -> bool:
@@ -184,7 +183,7 @@ def _configured(
         approve=approve,
         descriptions=config.descriptions or operation.descriptions,
     )
-    if all(getattr(config, name) is None for name in _RUNNING):
+    if all(getattr(config, name) is None for name in RUNNING):
         return ready
     tool = _Tool(inner, config, registry, pages)
     handler = tool.stream if spec.type is OperationType.SUBSCRIPTION else tool.call
@@ -216,8 +215,8 @@ class _Tool:
         self._retry = RetryPolicy(attempts=retry + 1) if isinstance(retry, int) else retry
         self._budget = RetryBudget(self._retry.budget)
         self._is_repeatable = is_query or operation.spec.idempotent
-        self._cache = _Cache(config.cache) if config.cache is not None and is_query else None
-        self._select = _paths(config.select or ()) or None
+        self._cache = ResultCache(config.cache) if config.cache is not None and is_query else None
+        self._select = paths_of(config.select or ()) or None
 
     @property
     def _plan(self) -> CallPlan:
@@ -230,7 +229,7 @@ class _Tool:
         return await self._bounded(await self._cached(value, context), context)
 
     async def _cached(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        key = None if self._cache is None else _key(value, context)
+        key = None if self._cache is None else cache_key(value, context)
         if self._cache is None or key is None:
             return await self._limited(value, context)
         found = self._cache.get(key)
@@ -248,7 +247,7 @@ class _Tool:
         return await self._pages.bound(envelope, context, self._id, limit)
 
     async def _limited(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        self._rate.spend(_caller(context))
+        self._rate.spend(caller_of(context))
         with self._slots.enter("") if self._slots is not None else nullcontext():
             return self._selected(await self._repeated(value, context))
 
@@ -294,7 +293,7 @@ class _Tool:
         self, value: Any, context: OperationContext
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Run a subscription."""
-        self._rate.spend(_caller(context))
+        self._rate.spend(caller_of(context))
         plan = self._plan
         async with AsyncExitStack() as stack:
             if self._slots is not None:
@@ -313,13 +312,10 @@ class _Tool:
         if isinstance(meta, MCPResponseMeta):
             if meta.is_error:
                 return envelope
-            data: Any = _select_paths(envelope.data, self._select)
+            data: Any = select_paths(envelope.data, self._select)
             # The blocks repeat the whole result.
             text = TextContent(text=msgspec.json.encode(data).decode())
             structured = data if is_object(data) else None
             meta = with_fields(meta, content=[text], structured_content=structured)
             return ResponseEnvelope(data, meta)
-        return ResponseEnvelope(_select_paths(envelope.data, self._select), meta)
-
-
-"""The tokens of a JSON pointer. An empty path keeps a whole value."""
+        return ResponseEnvelope(select_paths(envelope.data, self._select), meta)

@@ -18,6 +18,7 @@ _STEP = 1 << 16
 _TURN = 1 << 20
 
 _NO_CODINGS = frozenset({"", "identity", "none", "binary", "utf-8", "aws-chunked"})
+"""Values of `Content-Encoding` that do not change the content; some servers send a charset or a transfer coding."""
 
 
 async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> AsyncGenerator[bytes]:

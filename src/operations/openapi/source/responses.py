@@ -29,7 +29,6 @@ from operations.openapi.source.decoding import JSONReader, text_in
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Response headers that are credentials; they are not returned to callers."""
-"""Values of `Content-Encoding` that do not change the content; some servers send a charset or a transfer coding."""
 
 
 async def read_in_time(response: HTTPResponse, config: HTTPServiceConfig) -> bytes:
