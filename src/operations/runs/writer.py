@@ -23,6 +23,9 @@ logger = logging.getLogger("operations")
 
 T = TypeVar("T")
 
+_TRIES: Final = 3
+"""How often a transaction is made whose connection ends before it is committed."""
+
 _MOST: Final = 256
 """The largest number of jobs in one transaction."""
 
@@ -128,9 +131,10 @@ class TransactionThread:
         if connection is not None:
             connection.close()
 
-    def _transact(self, connection: Connection | None, jobs: list[_Job]) -> Connection | None:
+    def _transact(
+        self, connection: Connection | None, jobs: list[_Job], tries: int = _TRIES
+    ) -> Connection | None:
         """Run the jobs in one transaction; each in its own if one of them fails."""
-        was_open = connection is not None
         try:
             if connection is None:
                 connection = self._connect()
@@ -147,10 +151,10 @@ class TransactionThread:
             is_unknown = isinstance(error, TransportError)
             if connection is not None:
                 connection.rollback()
-            if was_open and connection is not None and connection.is_lost and not is_unknown:
+            if tries > 1 and connection is not None and connection.is_lost and not is_unknown:
                 # Nothing is stored: the server may have been restarted since the last transaction.
                 connection.close()
-                return self._transact(None, jobs)
+                return self._transact(None, jobs, tries - 1)
             if len(jobs) > 1 and connection is not None and not is_unknown:
                 for job in jobs:
                     connection = self._transact(connection, [job])
