@@ -1,6 +1,7 @@
 """Functions and methods as operations, called by name or with types."""
 
 import asyncio
+import pickle
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from operations import (
     OperationType,
     RegistrationError,
     ResponseEnvelope,
+    collect_errors,
+    from_schema,
     local_envelope,
     operation,
 )
@@ -355,3 +358,21 @@ def test_names_of_other_modules_are_reported_with_their_module() -> None:
         _ = missing.create_app
     with pytest.raises(AttributeError, match="nothing_at_all"):
         _ = missing.nothing_at_all
+
+
+def test_a_wrong_value_of_an_enum_is_corrected() -> None:
+    for schema in (
+        {"enum": ["small", "large", 3]},
+        {"anyOf": [{"const": "small"}, {"const": "large"}]},
+    ):
+        (error,) = collect_errors(from_schema(schema), "larg")
+        assert error.message.endswith('Did you mean "large"?')
+        (error,) = collect_errors(from_schema(schema), "zzz")
+        assert "Did you mean" not in error.message
+
+
+def test_a_spec_is_pickled_and_a_context_says_why_not() -> None:
+    spec = OperationSpec(namespace="a", name="b", type=OperationType.QUERY)
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - its own
+    with pytest.raises(TypeError, match="identity"):
+        pickle.dumps(OperationContext())

@@ -43,6 +43,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "setup:import_source",
             "Show the operations that a document, server or module would add.",
         ),
+        "install": (
+            "clients:install",
+            "Add the operations to Claude Code, Codex and other clients.",
+        ),
+        "discover": ("clients:discover", "List the MCP servers that clients on this machine have."),
         "export": ("export:export", "Export operations: OpenAPI, tools, a Python client."),
         "login": ("setup:login", "Sign in to an MCP server through a browser."),
         "grant": ("authority:grant_app", "Create, narrow, show and revoke grants for agents."),

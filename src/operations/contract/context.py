@@ -23,7 +23,18 @@ from collections.abc import (
 )
 from math import inf
 from time import monotonic, time
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 from weakref import WeakSet
 
 import msgspec
@@ -311,6 +322,13 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     _nested: "WeakSet[Abortable] | None" = None
     """The nested calls and subscriptions that are running."""
+
+    def __reduce__(self) -> NoReturn:
+        """Raise `TypeError`: a context has the rights and the channel of one call in this process."""
+        raise TypeError(
+            "an OperationContext cannot be pickled: it has the rights, the deadline and the channel of one call in this"
+            " process. Send what the other process needs, such as identity.id, and create a context there"
+        )
 
     @property
     def must_be_timed(self) -> bool:

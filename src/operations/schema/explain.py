@@ -28,7 +28,7 @@ from operations.schema.dividing import fits, size_of
 from operations.schema.members import Member, Tags, fitting_of, nearest, union_at
 from operations.schema.plans import PLAN, Plan, Planner
 from operations.schema.references import Site, item_keywords
-from operations.schema.values import flat_failures, listed, type_of
+from operations.schema.values import flat_failures, one_of, type_of
 
 
 class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
@@ -291,11 +291,11 @@ class _Walk:
             )
         elif None not in constants:
             choices = [constant for group in constants for constant in group or ()]
-            yield ValidationIssue(path, f"must be one of {listed(choices)}", keyword)
+            yield ValidationIssue(path, one_of(choices, value), keyword)
         elif is_object(value) and (tag := _wrong_tag(likely, tags, value)):
             name, choices = tag
             place = path + short_pointer(name)
-            yield ValidationIssue(place, f"must be one of {listed(choices)}", keyword)
+            yield ValidationIssue(place, one_of(choices, value[name]), keyword)
         else:
             yield from self.issues(nearest(likely, value, self._work), value, path)
 

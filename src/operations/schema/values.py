@@ -17,7 +17,7 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from operations.base.json.values import SCALARS, canonical, is_list, is_object, kind_of
-from operations.base.text import shortened
+from operations.base.text import shortened, suggestion
 from operations.base.types import JSONObject
 from operations.schema.compiling import text_test
 
@@ -166,6 +166,18 @@ def listed(values: list[Any]) -> str:
     return names if len(values) <= 8 else f"{names} and {len(values) - 8} more"
 
 
+_MOST_CHOICES = 100
+"""The largest number of choices that a wrong text is compared with, because a value may have many wrong texts."""
+
+
+def one_of(choices: list[Any], value: Any) -> str:
+    """Return the message about a value that is none of these, with the most similar text."""
+    near = ""
+    if isinstance(value, str) and len(choices) <= _MOST_CHOICES:
+        near = suggestion(value, (each for each in choices if isinstance(each, str)))
+    return f"must be one of {listed(choices)}{near and '.'}{near}"
+
+
 def flat_failures(schema: JSONObject, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the keyword and the message of every failure that needs no other schema."""
     for keyword, test in _TESTS.items():
@@ -188,7 +200,7 @@ def _enum(members: list[Any], value: Any, _schema: JSONObject) -> str | None:
     wanted = identity(value)
     if any(identity(member) == wanted for member in members):
         return None
-    return f"must be one of {listed(members)}"
+    return one_of(members, value)
 
 
 def _const(expected: Any, value: Any, _schema: JSONObject) -> str | None:
