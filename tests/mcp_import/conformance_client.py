@@ -175,6 +175,9 @@ async def main(url: str) -> None:
             # Its server only lists.
             return
         registry = OperationRegistry(client)
+        if scenario.startswith("sep-2640-"):
+            await use_skills(registry, loads=scenario != "sep-2640-client-no-prefetch")
+            return
         for operation_id, given in inputs(client, settings):
             # As a model calls: null for an absent value is left out.
             context = OperationContext(lenient=True)
@@ -183,6 +186,17 @@ async def main(url: str) -> None:
             except CallError as error:
                 if error.code != ErrorCode.VALIDATION_ERROR:
                     raise
+
+
+async def use_skills(registry: OperationRegistry, *, loads: bool) -> None:
+    """List the skills; load each until a file of it is rejected."""
+    for skill in (await registry.execute("suite.skills.list")).data:
+        files = [each["uri"] for each in skill["resources"]] if loads else []
+        try:
+            for uri in files:
+                print((await registry.execute("suite.resources.read", {"uri": uri})).data)
+        except CallError as error:
+            print(error)
 
 
 def inputs(client: MCPClient, context: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -513,10 +513,24 @@ async def prompt_with_image() -> Any:
     return blocks(IMAGE, TextContent(text="Please analyze the image above."))
 
 
+# ---------------------------------------------------------------- skills
+
+
+def skills() -> Path:
+    """Return a new folder with a skill that has a folder of its own."""
+    folder = Path(mkdtemp()) / "pdf-processing"
+    (folder / "references").mkdir(parents=True)
+    front = "name: pdf-processing\ndescription: Extract, fill, and assemble PDF documents"
+    (folder / "SKILL.md").write_text(f"---\n{front}\n---\n\nRead references/FORMS.md.\n")
+    (folder / "references" / "FORMS.md").write_text("Fill each field.\n")
+    return folder
+
+
 def main() -> None:
     port = int(sys.argv[1])
     # Jobs of one second are tasks.
-    server = to_mcp(registry, name="operations-conformance", version="1", task_after=0.5)
+    settings: Any = {"task_after": 0.5, "skills": [skills()]}
+    server = to_mcp(registry, name="operations-conformance", version="1", **settings)
     app = server.asgi_app(lean="--no-lean" not in sys.argv)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -140,6 +140,9 @@ class MCPServerSettings:
     """Seconds that a call of a durable operation waits for its run. Then a client with the extension for tasks receives
     a task."""
 
+    skills: Collection[str | Path] = ()
+    """Folders of skills, each a folder with a `SKILL.md`."""
+
     stateless: bool = False
     """Serve clients of the 2025 protocol revisions without sessions: no questions, log messages or change
     notifications."""
@@ -154,7 +157,9 @@ class MCPServerSettings:
             if value not in known:
                 hint = suggestion(str(value), known)
                 raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}")
-        enforce_lists(scopes_supported=self.scopes_supported)
+        enforce_lists(
+            scopes_supported=self.scopes_supported, skills=cast("Collection[str]", self.skills)
+        )
         numbers = (
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "heartbeat", "max_items",
             "max_items_bytes", "session_idle_timeout", "task_after",

@@ -19,7 +19,7 @@ from operations.config import ConfigFile
 from operations.contract.access import Identity, with_check
 from operations.contract.functions import validate_operation
 from operations.contract.grant import Block, Grant
-from operations.front.config import JWTConfig, ListenConfig, ServerConfig
+from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.front.credentials import has_access_of
 from operations.front.runs import run_operations
 from operations.hub import Hub
@@ -113,6 +113,24 @@ def is_shared(file: ConfigFile) -> bool:
     return file.config.serve.processes > 1
 
 
+def _with_skills(file: ConfigFile, settings: MCPServerSettings) -> MCPServerSettings:
+    """Return the settings of MCP with the folders of skills, which are relative to the file.
+
+    Raises:
+        ConfigError: If they cannot be read.
+    """
+    if not settings.skills:
+        return settings
+    from operations.mcp.serving.skills import read_skills  # noqa: PLC0415 - needs an extra
+
+    folders = [file.resolve(str(folder)) for folder in settings.skills]
+    try:
+        read_skills(folders)
+    except (ValueError, OSError) as error:
+        raise file.error(f"cannot be used: {error}", "serve.mcp.skills") from error
+    return replace(settings, skills=folders)
+
+
 def build_app(
     hub: Hub, *, entry_points: Collection[str] | None = None, host: str | None = None
 ) -> "Starlette":
@@ -132,6 +150,8 @@ def build_app(
             options[name] = name in entry_points and (options[name] or True)
     if has_several_processes and options["mcp"]:
         options["mcp"] = replace(ServerConfig(**options).mcp_settings, stateless=True)
+    if options["mcp"]:
+        options["mcp"] = _with_skills(file, ServerConfig(**options).mcp_settings)
     access = config.access
     issuers = access.authorization_servers
     if access.jwt is not None and options.get("public_url") and not issuers:

@@ -46,6 +46,7 @@ from operations.mcp.serving.channels import (
 )
 from operations.mcp.serving.service import Service
 from operations.mcp.shared.codec import sent_meta
+from operations.mcp.shared.extensions import TASKS
 from operations.mcp.shared.sdk import connection_of, outbound_of
 from operations.registry.registry import OperationRegistry
 from operations.registry.runs import Run
@@ -73,6 +74,12 @@ class _TaskUpdateParams(_TaskParams):
     """The parameters of `tasks/update`."""
 
     input_responses: dict[str, Any]
+
+
+class _AddressParams(types.PaginatedRequestParams):
+    """The parameters of `skills/get` and `resources/directory/read`."""
+
+    uri: str
 
 
 class RegistryServer(Server[None]):
@@ -131,6 +138,10 @@ class RegistryServer(Server[None]):
         self.add_request_handler("tasks/get", _TaskParams, self._get_task)
         self.add_request_handler("tasks/update", _TaskUpdateParams, self._update_task)
         self.add_request_handler("tasks/cancel", _TaskParams, self._cancel_task)
+        pages = types.PaginatedRequestParams
+        self.add_request_handler("skills/list", pages, self._list_skills)
+        self.add_request_handler("skills/get", _AddressParams, self._get_skill)
+        self.add_request_handler("resources/directory/read", _AddressParams, self._read_directory)
         self.add_notification_handler(
             "notifications/initialized", types.NotificationParams, self._initialized
         )
@@ -262,6 +273,21 @@ class RegistryServer(Server[None]):
 
     async def _cancel_task(self, request: RequestContext, params: "_TaskParams") -> JSONObject:
         return await self.service.tasks.cancel(self._caller(request), params.task_id)
+
+    # ------------------------------------------------------------ skills
+
+    async def _list_skills(
+        self, request: RequestContext, _params: types.PaginatedRequestParams
+    ) -> JSONObject:
+        return await self.service.skills.page(self._caller(request))
+
+    async def _get_skill(self, request: RequestContext, params: "_AddressParams") -> JSONObject:
+        return await self.service.skills.get(self._caller(request), params.uri)
+
+    async def _read_directory(
+        self, request: RequestContext, params: "_AddressParams"
+    ) -> JSONObject:
+        return await self.service.skills.directory(self._caller(request), params.uri)
 
     # ------------------------------------------------------------ changes
 
@@ -410,13 +436,15 @@ class RegistryServer(Server[None]):
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
         """Return the SDK's options with the instructions of our sources; changes are announced by default."""
+        offered = self.service.extensions()
         options = super().create_initialization_options(
             notification_options
             or NotificationOptions(
                 prompts_changed=True, resources_changed=True, tools_changed=True
             ),
             experimental_capabilities,
-            extensions,
+            # Tasks need requests of 2026-07-28.
+            extensions or {key: each for key, each in offered.items() if key != TASKS},
         )
         options.instructions = self.service.instructions(self.identity)
         return options

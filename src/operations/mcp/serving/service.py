@@ -47,6 +47,7 @@ from operations.mcp.serving.catalog import (
 )
 from operations.mcp.serving.channels import Elicitations, can_answer
 from operations.mcp.serving.sizes import BYTES_PER_TOKEN
+from operations.mcp.serving.skills import TOOLS_KEY, Skills, uses
 from operations.mcp.serving.tasks import Handover, Tasks, handover
 from operations.mcp.serving.tools import (
     Tool,
@@ -58,7 +59,7 @@ from operations.mcp.serving.tools import (
 from operations.mcp.shared import codec
 from operations.mcp.shared.addresses import rescoped
 from operations.mcp.shared.codec import INPUT, is_imported
-from operations.mcp.shared.extensions import TASKS, UI, declared
+from operations.mcp.shared.extensions import SKILLS, TASKS, UI, declared
 from operations.mcp.shared.interaction import client
 from operations.registry.registry import OperationRegistry
 from operations.tools.pages import NEXT
@@ -90,6 +91,9 @@ class Service:
 
         self.tasks = Tasks(registry, settings, self)
         """The runs, as tasks."""
+
+        self.skills = Skills(registry, settings.skills)
+        """The skills of folders and of imported servers."""
 
     @property
     def catalog(self) -> Catalog:
@@ -123,6 +127,8 @@ class Service:
         offered: dict[str, JSONObject] = {TASKS: {}} if self.tasks.is_offered else {}
         if self.catalog.views:
             offered[UI] = {}
+        if self.skills.is_offered:
+            offered[SKILLS] = {"directoryRead": True}
         return offered
 
     # ------------------------------------------------------------ tools
@@ -408,9 +414,12 @@ class Service:
         everything = self.catalog.resources.values()
         visible = caller.visible(everything)
         shows_all = len(visible) == len(everything)
-        return await self._page(
+        page = await self._page(
             "resources", visible, caller, cursor, Resource.wire, shows_all=shows_all
         )
+        if cursor is None:
+            page["resources"] = [*self.skills.listed(), *page["resources"]]
+        return page
 
     async def list_templates(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the resource templates."""
@@ -444,6 +453,9 @@ class Service:
         Raises:
             MCPError: If there is no such resource, or reading it fails.
         """
+        of_skill = self.skills.read(uri)
+        if of_skill is not None:
+            return caller.settled(self._skill_file(caller, *of_skill), freshness=(0, False))
         resource, value = self.find_resource(caller, uri)
         envelope = await self._execute(resource.spec, value, caller, channel)
         result = resource_result(envelope, uri, resource, self.catalog.addresses)
@@ -453,6 +465,17 @@ class Service:
             names = {at: tool.name for at, tool in tools.items() if tool.name in shown}
             bridge(result, str(resource.source), names)
         return caller.settled(result, freshness=(0, False))
+
+    def _skill_file(
+        self, caller: MCPCaller, content: JSONObject, operations: Sequence[str]
+    ) -> JSONObject:
+        """Return a file of a skill; with its `SKILL.md` the tools that the skill uses and the caller may call."""
+        result: JSONObject = {"contents": [content]}
+        if operations:
+            used = [tool for tool in self.catalog.tools.values() if uses(operations, tool.id)]
+            shown = [tool.exported for tool in caller.visible(used) if tool.is_usable]
+            result["_meta"] = {TOOLS_KEY: shown}
+        return result
 
     # ------------------------------------------------------------ prompts
 

@@ -10,6 +10,9 @@ TASKS: Final = "io.modelcontextprotocol/tasks"
 """Results of `tools/call` that are fetched later (SEP-2663)."""
 
 
+SKILLS: Final = "io.modelcontextprotocol/skills"
+"""Folders of instructions and files for models (SEP-2640)."""
+
 UI: Final = "io.modelcontextprotocol/ui"
 """MCP Apps: tools with views."""
 

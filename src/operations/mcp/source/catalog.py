@@ -33,8 +33,10 @@ from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import Operation, OperationSpec, OperationType, SourceInfo
 from operations.mcp.shared.addresses import LISTED, is_url, parse_template
+from operations.mcp.shared.interaction import is_question, question_envelope
 from operations.mcp.source import tools
 from operations.mcp.source.listing import INSTRUCTIONS, Listing, Pins, pin_key
+from operations.mcp.source.skills import SkillEntries
 from operations.registry.registry import OperationRegistry
 from operations.schema import from_schema
 
@@ -82,6 +84,7 @@ class ResourceOperations:
         self._source = source
         self._config = source.config
         self._pins = pins
+        self._skills: SkillEntries | None = None
 
     def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
         """Yield each operation with its pin key; add entries without a usable name to `skipped`."""
@@ -94,6 +97,9 @@ class ResourceOperations:
             yield "", self._lister("resources", "list", "The resources of the server.")
             about = "The resource templates of the server."
             yield "", self._lister("templates", "templates", about)
+        if listing.has_skills:
+            self._skills = SkillEntries(self._source.server, self._source.request)
+            yield from (("", each) for each in self._skill_operations(self._skills))
         if listing.can_read:
             spec = self._spec(READ, "Read a resource by its URI.", _URI)
             timeout = self._config.timeout
@@ -124,7 +130,23 @@ class ResourceOperations:
         if key in self._pins.waiting:
             raise tools.in_quarantine(key, self._source.server)
         params = {"uri": uri}
-        return await self._source.read("resources/read", params, context, tools.resource_envelope)
+        result = await self._source.settled("resources/read", params, context, replayable=True)
+        if is_question(result):
+            return question_envelope(result)
+        if self._skills is not None:
+            await self._skills.check(uri, result, context)
+        return tools.resource_envelope(result)
+
+    def _skill_operations(self, skills: SkillEntries) -> Iterator[Operation]:
+        async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+            return tools.data_envelope(await skills.read_all(context))
+
+        async def get(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+            return tools.data_envelope(await skills.get(input["uri"], context))
+
+        yield Operation(self._spec("skills.list", "The skills of the server.", _NOTHING), list_now)
+        about = "The entry of a skill, by the address of its SKILL.md."
+        yield Operation(self._spec("skills.get", about, _URI), get)
 
     def _spec(
         self,

@@ -40,6 +40,7 @@ from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
 from operations.mcp.config import PinPolicy
 from operations.mcp.shared.codec import META_KEY
+from operations.mcp.shared.extensions import SKILLS
 from operations.mcp.shared.interaction import CallsInFlight
 from operations.mcp.shared.sdk import RelaySession
 from operations.mcp.source.connection import LiveConnection
@@ -100,6 +101,9 @@ class Listing:
     can_read: bool = False
     """Whether the server has resources. Those of views and skills need not be listed."""
 
+    has_skills: bool = False
+    """Whether the server has skills."""
+
     can_watch: bool = False
     """Whether clients can subscribe to changes of a resource."""
 
@@ -142,6 +146,7 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     for kind in LISTS:
         if (offers.prompts if kind == "prompts" else offers.resources) is not None:
             setattr(listing, kind, await _optional(session, fetch, kind, limit))
+    listing.has_skills = SKILLS in (offers.extensions or {})
     lists_resources = bool(listing.resources or listing.templates)
     listing.can_read = lists_resources or (
         offers.resources is not None

@@ -1,0 +1,212 @@
+"""Skills (`io.modelcontextprotocol/skills`, SEP-2640): folders of files, described by an entry.
+
+    {"uri": "skill://pdf/SKILL.md", "frontmatter": {...}, "resources": [{"uri", "digest", "size"}, ...] | "dynamic"}
+
+Rule 1: the content of a file is used only if it has the size and the digest of its entry, and the front matter of
+        `SKILL.md` is that of the entry.
+"""
+
+import re
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from operations.base.json.values import is_object, list_of, object_of
+from operations.base.types import JSONObject
+
+MANIFEST: Final = "SKILL.md"
+
+DYNAMIC: Final = "dynamic"
+"""Stands for the files of a skill that are generated."""
+
+_BLOCK: Final = re.compile(r"\ufeff?---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_KEY: Final = re.compile(
+    r"""( *)((?:[^\s#:"'\[\]{},&*!|>%@`-]|-(?=\S))[^:#]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?$"""
+)
+_QUOTED: Final = re.compile(r"""\"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'""")
+_INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9]\d{0,17})")
+_NUMBER: Final = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?")
+_WORDS: Final[dict[str, Any]] = {"": None, "~": None, "null": None, "true": True, "false": False}
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest of a file, as an entry has it."""
+    return f"sha256:{sha256(content).hexdigest()}"
+
+
+def folder_of(uri: str) -> str:
+    """Return the address of the folder of a skill, without a slash at its end."""
+    return uri.removesuffix(MANIFEST).removesuffix("/")
+
+
+def front_matter(text: str) -> JSONObject | None:
+    """Return the front matter of a `SKILL.md`; None if it has none.
+
+    Raises:
+        ValueError: If it uses YAML that skills do not need: anchors, tags, several documents.
+    """
+    found = _BLOCK.match(text)
+    return None if found is None else _Lines(found[1].splitlines()).mapping(0)
+
+
+def fault_of(content: bytes, uri: str, entry: JSONObject) -> str | None:
+    """Return why a file is not the one that the entry of its skill describes; None if it is.
+
+    Args:
+        content: The bytes of the file.
+        uri: Its address.
+        entry: The entry of its skill.
+    """
+    if entry.get("resources") == DYNAMIC:
+        listed: JSONObject | None = {}
+    else:
+        files = map(object_of, list_of(entry.get("resources")))
+        listed = next((each for each in files if each.get("uri") == uri), None)
+    if listed is None:
+        return "is not a file of its skill"
+    if listed and listed.get("size") != len(content):
+        return f"has {len(content)} bytes instead of {listed.get('size')}"
+    if listed and listed.get("digest") != digest_of(content):
+        return "has another digest than its skill states"
+    if uri == entry.get("uri"):
+        try:
+            found = front_matter(content.decode(errors="replace"))
+        except ValueError:
+            # Its digest is that of the entry.
+            return None
+        if found != entry.get("frontmatter"):
+            return "has another front matter than its skill states"
+    return None
+
+
+class _Lines:
+    """The lines of front matter: the mappings, lists, texts and scalars of YAML."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self._at = 0
+
+    def _peek(self) -> str | None:
+        """Return the next line with content."""
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            if line.strip() and not line.lstrip().startswith("#"):
+                return line
+            self._at += 1
+        return None
+
+    def mapping(self, indent: int) -> JSONObject:
+        """Read a mapping whose keys are indented by this number of spaces."""
+        found: JSONObject = {}
+        while (line := self._peek()) is not None:
+            if _indent(line) < indent or (_indent(line) == indent and line.lstrip()[:2] == "- "):
+                break
+            match = _KEY.fullmatch(line.rstrip())
+            if match is None or len(match[1]) != indent:
+                raise ValueError(f"cannot be read: {line.strip()}")
+            self._at += 1
+            key = str(_scalar(match[2].strip()) if match[2][0] in "\"'" else match[2].strip())
+            found[key] = self._value((match[3] or "").strip(), indent)
+        return found
+
+    def _value(self, text: str, indent: int) -> Any:
+        """Read the value after a key, which may continue on the following lines."""
+        if text[:1] in ("|", ">"):
+            return self._text(text, indent)
+        text = _without_comment(text)
+        if text[:1] in ("&", "*", "!", "%", "@", "`"):
+            raise ValueError(f"cannot be read: {text}")
+        line = self._peek()
+        inner = -1 if line is None else _indent(line)
+        is_list = line is not None and line.lstrip().startswith(("- ", "-\n")) and inner >= indent
+        if text:
+            while line is not None and _indent(line) > indent and text[0] not in "\"'[{":
+                # A plain scalar continues.
+                text = f"{text} {_without_comment(line.strip())}"
+                self._at += 1
+                line = self._peek()
+            return _scalar(text)
+        if is_list:
+            return self._list(inner)
+        return self.mapping(inner) if inner > indent else None
+
+    def _list(self, indent: int) -> list[Any]:
+        found: list[Any] = []
+        while (line := self._peek()) is not None and _indent(line) == indent:
+            item = line.strip()
+            if not item.startswith("- "):
+                break
+            self._at += 1
+            rest = item[2:].strip()
+            if _KEY.fullmatch(rest) is not None:
+                self._at -= 1
+                self._lines[self._at] = " " * (indent + 2) + rest
+                found.append(self.mapping(indent + 2))
+            else:
+                found.append(self._value(rest, indent))
+        return found
+
+    def _text(self, style: str, indent: int) -> str:
+        """Read a block of text, literal or folded."""
+        taken: list[str] = []
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            if line.strip() and _indent(line) <= indent:
+                break
+            taken.append(line)
+            self._at += 1
+        depth = min((_indent(line) for line in taken if line.strip()), default=0)
+        lines = [line[depth:].rstrip("\r") for line in taken]
+        text = "\n".join(lines) if style[0] == "|" else _folded(lines)
+        text = text.rstrip("\n")
+        return text if "-" in style else f"{text}\n" if text else ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _folded(lines: list[str]) -> str:
+    text = ""
+    for line in lines:
+        if not line:
+            text += "\n"
+        else:
+            text += line if not text or text.endswith("\n") else f" {line}"
+    return text
+
+
+def _without_comment(text: str) -> str:
+    quoted = _QUOTED.match(text)
+    if quoted is not None:
+        return quoted[0]
+    return re.split(r"\s#", text, maxsplit=1)[0].rstrip()
+
+
+def _scalar(text: str) -> Any:
+    """Return the value of a scalar or of a flow collection."""
+    if text.startswith('"'):
+        return msgspec.json.decode(text)
+    if text.startswith("'"):
+        if len(text) < 2 or not text.endswith("'"):
+            raise ValueError(f"cannot be read: {text}")
+        return text[1:-1].replace("''", "'")
+    if text.startswith(("[", "{")):
+        return _flow(text)
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _flow(text: str) -> Any:
+    """Return a list in one line. Mappings must be JSON."""
+    if text.startswith("[") and text.endswith("]") and not set(text[1:-1]) & set("[]{}\"'"):
+        items = [item.strip() for item in text[1:-1].split(",")]
+        return [_scalar(item) for item in items if item]
+    value = msgspec.json.decode(text)
+    if not is_object(value) and not isinstance(value, list):
+        raise ValueError(f"cannot be read: {text}")
+    return value
