@@ -529,7 +529,7 @@ def skills() -> Path:
 def main() -> None:
     port = int(sys.argv[1])
     # Jobs of one second are tasks.
-    settings: Any = {"task_after": 0.5, "skills": [skills()]}
+    settings: Any = {"task_after": 0.5, "skills": [str(skills())]}
     server = to_mcp(registry, name="operations-conformance", version="1", **settings)
     app = server.asgi_app(lean="--no-lean" not in sys.argv)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

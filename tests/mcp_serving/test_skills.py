@@ -73,7 +73,7 @@ async def read(client: Client, uri: str) -> Any:
 
 
 async def test_a_folder_of_skills_is_served(folder: Path) -> None:
-    async with served(example(), skills=[folder]) as (client, _):
+    async with served(example(), skills=[str(folder)]) as (client, _):
         offered = (await client.post("server/discover", {}, {}))["result"]["capabilities"]
         listed = (await client.post("skills/list", {}, {}))["result"]
         one = (await client.post("skills/get", {"uri": URI}, {}))["result"]["skill"]
@@ -102,7 +102,7 @@ async def test_a_folder_of_skills_is_served(folder: Path) -> None:
 
 async def test_the_folders_of_a_skill_can_be_listed(folder: Path) -> None:
     method = "resources/directory/read"
-    async with served(example(), skills=[folder]) as (client, _):
+    async with served(example(), skills=[str(folder)]) as (client, _):
         root = (await client.post(method, {"uri": "skill://pdf-forms"}, {}))["result"]["resources"]
         file = await client.post(method, {"uri": URI}, {})
 
@@ -116,7 +116,7 @@ async def test_the_folders_of_a_skill_can_be_listed(folder: Path) -> None:
 
 
 async def test_reading_a_skill_discloses_the_operations_that_it_uses(folder: Path) -> None:
-    async with served(example(), skills=[folder], disclosure="gateway") as (client, _):
+    async with served(example(), skills=[str(folder)], disclosure="gateway") as (client, _):
         result = (await read(client, URI))["result"]
         other = (await read(client, "skill://pdf-forms/references/FORMS.md"))["result"]
 
@@ -136,7 +136,7 @@ async def test_a_server_without_skills_does_not_offer_them() -> None:
 
 
 async def test_skills_pass_through_a_hub(folder: Path) -> None:
-    async with served(example(), skills=[folder]) as (direct, address):
+    async with served(example(), skills=[str(folder)]) as (direct, address):
         registry = OperationRegistry()
         async with (
             connect_mcp("one", MCPClientConfig(url=address)) as one,
@@ -167,19 +167,19 @@ async def test_skills_pass_through_a_hub(folder: Path) -> None:
     assert child["uri"] == "skill://two/pdf-forms/references/FORMS.md"
 
 
-async def test_a_file_that_is_not_what_its_skill_states_is_rejected(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = to_mcp(example(), skills=[folder])
-    async with serving(server.asgi_app()) as address:
-        async with connect_mcp("up", MCPClientConfig(url=f"{address}/mcp")) as client:
-            registry = OperationRegistry(client)
-            await registry.execute("up.skills.list")
-            good = (await registry.execute("up.resources.read", {"uri": URI})).data
-            (skill,) = server.service.skills._own.values()  # noqa: SLF001 - the server is the attacker
-            skill.files[URI] = MANIFEST.replace("first", "never").encode()
-            with pytest.raises(CallError) as caught:
-                await registry.execute("up.resources.read", {"uri": URI})
+async def test_a_file_that_is_not_what_its_skill_states_is_rejected(folder: Path) -> None:
+    server = to_mcp(example(), skills=[str(folder)])
+    async with (
+        serving(server.asgi_app()) as address,
+        connect_mcp("up", MCPClientConfig(url=f"{address}/mcp")) as client,
+    ):
+        registry = OperationRegistry(client)
+        await registry.execute("up.skills.list")
+        good = (await registry.execute("up.resources.read", {"uri": URI})).data
+        (skill,) = server.service.skills._own.values()
+        skill.files[URI] = MANIFEST.replace("first", "never").encode()
+        with pytest.raises(CallError) as caught:
+            await registry.execute("up.resources.read", {"uri": URI})
 
     assert good[0]["text"] == MANIFEST
     assert "of a skill that has" in caught.value.message
@@ -261,4 +261,4 @@ def test_a_skill_that_breaks_the_rules_is_reported(
     (tmp_path / name).mkdir()
     (tmp_path / name / "SKILL.md").write_text(manifest)
     with pytest.raises(ValueError, match=r"SKILL\.md"):
-        to_mcp(OperationRegistry(), skills=[tmp_path])
+        to_mcp(OperationRegistry(), skills=[str(tmp_path)])

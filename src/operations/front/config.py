@@ -140,7 +140,7 @@ class MCPServerSettings:
     """Seconds that a call of a durable operation waits for its run. Then a client with the extension for tasks receives
     a task."""
 
-    skills: Collection[str | Path] = ()
+    skills: Collection[str] = ()
     """Folders of skills, each a folder with a `SKILL.md`."""
 
     stateless: bool = False

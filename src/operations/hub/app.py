@@ -123,7 +123,7 @@ def _with_skills(file: ConfigFile, settings: MCPServerSettings) -> MCPServerSett
         return settings
     from operations.mcp.serving.skills import read_skills  # noqa: PLC0415 - needs an extra
 
-    folders = [file.resolve(str(folder)) for folder in settings.skills]
+    folders = [str(file.resolve(folder)) for folder in settings.skills]
     try:
         read_skills(folders)
     except (ValueError, OSError) as error:
