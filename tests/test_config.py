@@ -1014,7 +1014,8 @@ def test_every_setting_of_the_mcp_server_can_be_set_from_the_file(name: str, fol
 
     config = built(ServeEntry, {"mcp": {name: value}}, folder, ServerConfig)
 
-    assert getattr(config.mcp, name) == value != key.default
+    found = getattr(config.mcp, name)
+    assert (list(found) if isinstance(found, tuple) else found) == value != key.default
 
 
 def test_the_other_nested_tables_become_their_classes(folder: Path) -> None:

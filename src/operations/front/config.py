@@ -157,9 +157,7 @@ class MCPServerSettings:
             if value not in known:
                 hint = suggestion(str(value), known)
                 raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}")
-        enforce_lists(
-            scopes_supported=self.scopes_supported, skills=cast("Collection[str]", self.skills)
-        )
+        enforce_lists(scopes_supported=self.scopes_supported, skills=self.skills)
         numbers = (
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "heartbeat", "max_items",
             "max_items_bytes", "session_idle_timeout", "task_after",
