@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, cast, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Meta
