@@ -93,5 +93,32 @@ DIRTY = [
 ]
 """The result of a careless handler: one undeclared property, and two missing properties that have defaults."""
 
+
+def states(count: int = 100) -> dict[str, list[dict[str, Any]]]:
+    """Return lists that normalisation has to change in different ways."""
+    items = [{**ITEMS[index % len(ITEMS)], "id": index} for index in range(count)]
+    wrong = {"status": "paused"}
+    return {
+        "valid": items,
+        "stripped": [{**item, "_internal": 1} for item in items],
+        "filled": [{key: item[key] for key in item if key != "active"} for item in items],
+        "converted": [{**item, "id": str(item["id"])} for item in items],
+        "1 % mismatched": [{**items[0], **wrong}, *items[1:]],
+        "100 % mismatched": [{**item, **wrong} for item in items],
+    }
+
+
+WIDE = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            _closed("kind id", kind={"const": f"kind {index}"}, id=INTEGER) for index in range(200)
+        ]
+    },
+}
+"""A union of 200 members with a discriminator."""
+
+WIDE_WRONG = [{"kind": f"kind {2 * index}", "id": "wrong"} for index in range(100)]
+
 if __name__ == "__main__":
-    print(msgspec.json.encode({"items": ITEMS, "dirty": DIRTY}).decode())
+    print(msgspec.json.encode({"dirty": DIRTY, **states()}).decode())

@@ -1,5 +1,7 @@
 """Measure a call in the process beside a bare await, FastMCP, LangChain and TypeBox."""
 
+import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -11,6 +13,7 @@ import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +35,7 @@ from operations import (
     from_schema,
 )
 from operations.authority import Grants, narrow, new_block
+from operations.base.work import Work
 from operations.server import create_app
 
 HERE = Path(__file__).parent
@@ -169,10 +173,12 @@ async def benchmark() -> None:
         "operations: execute",
     )
     await granted(options)
+    await deadlines(options)
     await beside_typebox(options)
     await types_of_results(options)
     await served(options)
     registration()
+    await used()
     import_time()
 
 
@@ -238,6 +244,83 @@ class ModelOfModels(BaseModel):
     at: datetime
     owner: Owner
     point: ModelPoint
+
+
+async def deadlines(options: Any) -> None:
+    """Compare a call with a deadline to the same call in a task. Goal: at most 1.5 times the time."""
+    registry, given = OperationRegistry(), v.ADD_ARGUMENTS
+    registry.operation("bench.add", type="query")(add)
+    context = OperationContext(deadline=(time.time() + 3600) * 1000, registry=registry)
+
+    async def bare() -> int:
+        return await add(**given)
+
+    async def execute() -> Any:
+        return await registry.execute("bench.add", given)
+
+    async def bare_task() -> Any:
+        return await asyncio.ensure_future(bare())
+
+    async def execute_in_task() -> Any:
+        return await asyncio.ensure_future(execute())
+
+    async def with_deadline() -> Any:
+        return await registry.execute("bench.add", given, context)
+
+    contenders: dict[str, Callable[[], Awaitable[Any]]] = {
+        "bare await": bare,
+        "bare task": bare_task,
+        "operations: execute": execute,
+        "operations: execute in a bare task": execute_in_task,
+        "operations: execute with a deadline": with_deadline,
+    }
+    table(
+        "deadlines",
+        await interleave(contenders, options.repeats, options.budget),
+        "operations: execute in a bare task",
+    )
+
+
+async def used(count: int = 2_000) -> None:
+    """Measure the memory of operations that were called once. Goal: 15 KB each."""
+    rows: dict[str, Any] = {}
+    for name, given, returned, value in (
+        ("add", v.ADD_INPUT, v.ADD_OUTPUT, 5),
+        ("search", v.SEARCH_INPUT, v.SEARCH_OUTPUT, v.ITEMS),
+    ):
+        arguments = v.ADD_ARGUMENTS if name == "add" else v.SEARCH_ARGUMENTS
+
+        async def handler(_input: Any, _context: OperationContext, value: Any = value) -> Any:
+            return value
+
+        gc.collect()
+        before = _resident()
+        registry = OperationRegistry(
+            [
+                Operation(
+                    OperationSpec(
+                        name=f"{name}{index}",
+                        namespace="many",
+                        type=OperationType.QUERY,
+                        # Different documents, which share nothing.
+                        input_schema=from_schema({**given, "title": f"{name} {index}"}),
+                        output_schema=from_schema({**returned, "title": f"{name} {index}"}),
+                    ),
+                    handler,
+                )
+                for index in range(count)
+            ]
+        )
+        for spec in registry.specs():
+            await registry.execute(spec.id, arguments)
+        gc.collect()
+        rows[name] = {"KB each": (_resident() - before) / count / 1024}
+    show("2,000 operations that were called once", rows)
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def types_of_results(options: Any) -> None:
@@ -314,7 +397,8 @@ async def beside_typebox(options: Any) -> None:
     if node is None or not (HERE / "node_modules").exists():
         sys.exit("cannot measure TypeBox: Node or its package is missing; run scripts/bench core")
     compiled = from_schema(v.SEARCH_OUTPUT).compile()
-    fixture = msgspec.json.encode({"dirty": v.DIRTY})
+    states = v.states()
+    fixture = msgspec.json.encode({"dirty": v.DIRTY, **states})
 
     normalise = compiled.normaliser("cast")
 
@@ -324,6 +408,7 @@ async def beside_typebox(options: Any) -> None:
         return changes is None or changes[0].kind != "mismatch"
 
     assert cast_and_check()
+    of_states: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {
         "TypeBox 0.34 Cast + Check": [],
         "operations: cast + check": [],
@@ -336,9 +421,22 @@ async def beside_typebox(options: Any) -> None:
             check=True,
             timeout=60,
         )
-        rates["TypeBox 0.34 Cast + Check"].append(float(done.stdout))
+        theirs = msgspec.json.decode(done.stdout)
+        rates["TypeBox 0.34 Cast + Check"].append(theirs.pop("dirty"))
         rates["operations: cast + check"].append(await rate(cast_and_check, options.budget))
+        for name, value in states.items():
+            of_states.setdefault(f"{name}, TypeBox 0.34", []).append(theirs[name])
+            gc.collect()
+            own = await rate(partial(normalise, value), options.budget)
+            of_states.setdefault(f"{name}, operations", []).append(own)
     table("output of search", rates, "operations: cast + check")
+    table("100 items: Cast + Check", of_states, "valid, operations")
+
+    wide = from_schema(v.WIDE).compile().normaliser("cast")
+    found = await interleave(
+        {"100 wrong values": lambda: wide(v.WIDE_WRONG, Work())}, options.repeats, options.budget
+    )
+    table("union of 200 members", found, "100 wrong values")
 
 
 def registration(count: int = 1000) -> None:
