@@ -16,6 +16,7 @@ from operations import (
     CallError,
     ErrorCode,
     ErrorDefinition,
+    Identity,
     Operation,
     OperationContext,
     OperationRegistry,
@@ -23,6 +24,7 @@ from operations import (
     OperationType,
     from_schema,
 )
+from operations.authority import Authority, Grants, Store
 from operations.code import Code, CodeLimits
 from operations.contract.events import CallStarted
 
@@ -253,3 +255,36 @@ async def test_a_worker_that_dies_while_it_computes_costs_its_script(
                 await run(registry, "await shop.items()\nreturn 1")
         assert caught.value.code == "SCRIPT_FAILED"
         assert await run(registry, "return 1") == 1
+
+
+@pytest.mark.requirement("R66", "R75")
+async def test_scripts_call_what_administers_authority_only_with_a_grant_that_names_it() -> None:
+    """Another hub may offer `code.run` under a pattern, with a credential that may answer approvals."""
+    store = Store()
+    registry = OperationRegistry([items], authority=Authority(store))
+    registry.register_object(registry.authority.approvals)
+    registry.register_all(Code(registry))
+    boss = Identity("boss", ["approvals:answer", "shop"])
+    grants = Grants(b"k" * 32, store=store, subjects={"boss": boss}.get)
+    script = "return await approvals.list()"
+    tokens = [
+        grants.create("boss", "bot", operations=operations)
+        for operations in (["*"], ["code.*", "approvals.list"])
+    ]
+    callers = [boss, *[await grants.resolve(token) for token in tokens]]
+
+    async def outcome(identity: Any) -> Any:
+        context = OperationContext(identity=identity)
+        found = (await registry.execute("code.search", {"query": "approvals"}, context)).data
+        try:
+            result = await registry.execute("code.run", {"script": script}, context)
+        except CallError as error:
+            return error.code, "approvals" in str(found)
+        return result.data["result"]["approvals"], "approvals" in str(found)
+
+    async with registry:
+        assert [await outcome(each) for each in callers] == [
+            ("SCRIPT_REJECTED", False),
+            ("SCRIPT_REJECTED", False),
+            ([], True),
+        ]

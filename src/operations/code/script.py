@@ -128,6 +128,16 @@ class ScriptCall:
         self.is_mutation = False
 
 
+def may_be_scripted(spec: OperationSpec, context: OperationContext) -> bool:
+    """Return whether scripts of a caller may call an operation, apart from its access.
+
+    A model writes scripts, and another hub may offer `code.run` to its callers under a pattern. So scripts call an
+    operation that administers authority only with a grant, which must name it.
+    """
+    identity = context.identity
+    return not spec.authority or (identity is not None and identity.grant is not None)
+
+
 class Execution:
     """Runs one script.
 
@@ -349,7 +359,7 @@ class Execution:
     async def _made(self, call: ScriptCall) -> Any:
         operation_id, turn = call.operation_id, call.called
         spec = self._registry.get_spec(operation_id)
-        if spec is None:
+        if spec is None or not may_be_scripted(spec, self._context):
             raise self._unknown(call)
         call.is_mutation = spec.type is OperationType.MUTATION
         given, bounds = parameters_of(spec).input_of(turn.arguments, turn.named)

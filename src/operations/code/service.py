@@ -23,7 +23,7 @@ from operations.code.config import CodeLimits
 from operations.code.diagnostics import Diagnostic, diagnostics_of
 from operations.code.names import NAMESPACE, NameTable
 from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
-from operations.code.script import Execution, LimitError, Script
+from operations.code.script import Execution, LimitError, Script, may_be_scripted
 from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_specs
 from operations.contract.access import UNGRANTED, AccessControl
 from operations.contract.context import OperationContext, may_call
@@ -280,7 +280,9 @@ class Code:
 
 
 def _shows(spec: OperationSpec, context: OperationContext) -> bool:
-    return spec.namespace != NAMESPACE and may_call(spec, context)
+    return (
+        spec.namespace != NAMESPACE and may_be_scripted(spec, context) and may_call(spec, context)
+    )
 
 
 def _rejected(found: list[Diagnostic]) -> CallError:
