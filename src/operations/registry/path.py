@@ -28,6 +28,7 @@ from operations.base.json.values import (
     JSONValueError,
     as_json,
     count_values,
+    is_plain,
     nests_within,
     object_of,
     reject_masked,
@@ -281,21 +282,29 @@ def admit(
         BudgetSpentError: If the budget does not suffice, or the event loop would need too long.
         CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
     """
-    if work is None and _is_long(value):
+    size = _size_of(value)
+    if work is None and (count_values(value, _LONG) if size is None else size) > _LONG:
         raise BudgetSpentError
     files = plan.operation.files
     held = None if files is None else files.hold(value)
     if held is not None:
-        value = held.value
+        value, size = held.value, None
     failure: JSONValueError | None = None
     try:
         decoded = context.channel.decoded
         # Middleware may have changed the input.
-        is_plain = decoded and decoded.pop() is value and not plan.host.middleware
-        plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
+        is_decoded = decoded and decoded.pop() is value and not plan.host.middleware
+        if (
+            nests_within(value, MAX_DEPTH)
+            if is_decoded
+            else size is not None and is_plain(value, MAX_DEPTH)
+        ):
+            plain = value
+        else:
+            plain, size = as_json(value), None
         if plain is not value:
             reject_masked(plain, value)
-        is_accepted = plan.accepts(plain, work)
+        is_accepted = plan.accepts(plain, work, size)
         if not is_accepted and plain is None and plan.accepts({}, work):
             return plan, {}
         if not is_accepted and plan.converts(context):
@@ -318,12 +327,15 @@ def admit(
         raise
 
 
-def _is_long(value: Any) -> bool:
-    """Return whether the steps for each value of an input may take too long for the event loop."""
+def _size_of(value: Any) -> int | None:
+    """Return an upper bound of the number of values in an input; None if it cannot be encoded.
+
+    A value that can be encoded has no lone surrogates and no integers of more than 64 bits.
+    """
     try:
-        return len(_pack(value)) > _LONG
+        return len(_pack(value))
     except Exception:  # noqa: BLE001 - values that are not JSON are reported later
-        return count_values(value, _LONG) > _LONG
+        return None
 
 
 async def invoke(
@@ -337,10 +349,16 @@ async def invoke(
             began = perf_counter()
     try:
         # Check access before validation, so that a caller without access learns nothing about the input.
-        identity = context.identity
-        if identity is not None or plan.permits is not None:
+        permits, identity, grant = plan.permits, context.identity, None
+        try:
+            grant = None if identity is None else identity.grant
+            is_permitted = grant is None and (
+                permits is None or context.trusted or permits(identity)
+            )
+        except Exception:  # noqa: BLE001 - `enter` raises the error
+            is_permitted = False
+        if not is_permitted:
             enter(plan, context)
-        grant = None if identity is None else identity.grant
         plain: Any = None
         is_whole = False
         if plan.flat is not None:

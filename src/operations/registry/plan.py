@@ -36,6 +36,14 @@ class Finisher(Protocol):
         """
 
 
+class Accepts(Protocol):
+    """Tests whether a JSON value is a valid input, within a budget; `size` is that of `_size_of`, if it is known."""
+
+    def __call__(self, value: Any, work: Work | None, size: int | None = None) -> bool:
+        """Return whether it is valid."""
+        ...
+
+
 class CallPlan:
     """An operation prepared for calls, with its compiled schemas and access check.
 
@@ -71,7 +79,7 @@ class CallPlan:
             operation.approve is not None or host.authority.ledger is not None
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
-        self.accepts: Callable[[Any, Work | None], bool] = _accepts_any
+        self.accepts: Accepts = _accepts_any
         # Rejects inputs with files, which `admit` replaces before it validates the input.
         self.flat: Callable[[bytes], Any] | None = None
         if operation.input != "off":
@@ -129,6 +137,6 @@ class CallPlan:
         return in_thread
 
 
-def _accepts_any(value: Any, _work: Work | None) -> bool:
+def _accepts_any(value: Any, work: Work | None, size: int | None = None) -> bool:
     """Accept any input. A missing one is replaced by an empty object, which handlers of imported operations expect."""
     return value is not None

@@ -109,17 +109,18 @@ class CompiledSchema(Checker):
         """
         return fits(self.plan, value, work)
 
-    def accepts_input(self, value: Any, work: Work | None = None) -> bool:
+    def accepts_input(self, value: Any, work: Work | None = None, size: int | None = None) -> bool:
         """Return whether a JSON value is valid.
 
         Args:
             value: The value.
             work: The budget; by default that of the event loop.
+            size: Its size as of `size_of`, if it is known.
 
         Raises:
             BudgetSpentError: If the budget does not suffice.
         """
-        cost = size_of(value) * self._weight
+        cost = (size_of(value) if size is None else size) * self._weight
         if cost > PIECE:
             return self.fits(value, work or InlineWork())
         if work is not None:

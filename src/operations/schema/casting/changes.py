@@ -402,7 +402,7 @@ class Uniform:
         self._after = dict.fromkeys(after) | dict(self._filled)
         self._filled_size = sum(count_values(default, PIECE) for _, default in self._filled)
         self._size = {len(before)}
-        self._reports: dict[tuple[int, str], _Found] = {}
+        self._reports: dict[tuple[int, Path], _Found] = {}
 
     def describes(self, objects: list[Any]) -> bool:
         """Return whether each of the objects has exactly these names."""
@@ -419,19 +419,23 @@ class Uniform:
         """Add the declared defaults that are missing in objects with these names."""
         enforce_few(len(objects) * self._filled_size)
         for name, default in self._filled:
-            for item in objects:
-                item[name] = to_json(default)
+            if type(default) in SCALARS:
+                for item in objects:
+                    item[name] = default
+            else:
+                for item in objects:
+                    item[name] = to_json(default)
 
     def changes(self, count: int, path: Path = ()) -> "_Found":
         """Return the changes to a list of `count` objects at `path`."""
-        first = pointer_to((0, path))
-        found = self._reports.get((count, first))
+        found = self._reports.get((count, path))
         if found is None:
+            first = pointer_to((0, path))
             # As large as the schema and the names of one object, and cached.
             within = Changes(self._place, Work())
             found = within.add_properties(self._place, self._before, self._after, first, count)
             if len(self._reports) < _MAX_REPORTS:
-                self._reports[count, first] = found
+                self._reports[count, path] = found
         return found
 
     def report(

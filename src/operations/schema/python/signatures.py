@@ -66,11 +66,12 @@ def _bind_guarded(
     otherwise: Handler,
 ) -> Handler:
     """Return a handler without copies, for values that already have the types of their parameters."""
+    pairs = tuple(guards.items())
 
     def handler(input: Any, context: Any) -> Any:
         if not input:
             return otherwise(input, context)
-        for name, kind in guards.items():
+        for name, kind in pairs:
             if type(input.get(name)) is not kind:
                 return otherwise(input, context)
         if context_name is None:
