@@ -162,11 +162,15 @@ ROWS: dict[str, Row] = {
     ),
 }
 
-_PROVIDER = ["oidc-provider@9.13.3", "node@22"]
+SERVERS = {
+    "chromadb": ["chromadb==1.5.9"],
+    "oidc-provider": ["oidc-provider@9.13.3", "node@22"],
+}
+"""The packages of servers that tests start."""
 
 
 def prepare(name: str) -> Path:
-    """Install a client, once, and return its environment.
+    """Install a client or a server, once, and return its environment.
 
     Raises:
         MatrixError: If it cannot be installed.
@@ -175,7 +179,7 @@ def prepare(name: str) -> Path:
     # Tests in several processes use one environment.
     with (FOLDER / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        packages = _PROVIDER if name == "oidc-provider" else ROWS[name].packages
+        packages = SERVERS[name] if name in SERVERS else ROWS[name].packages
         return _prepare(packages, FOLDER / name)
 
 
