@@ -28,7 +28,16 @@ def chromadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     except MatrixError as error:
         pytest.skip(f"the server cannot be installed here: {error}")
     port, folder = free_port(), tmp_path_factory.mktemp("chromadb")
-    command = [program, "run", "--host", "127.0.0.1", "--port", str(port), "--path", folder]
+    command = [
+        str(program),
+        "run",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--path",
+        str(folder),
+    ]
     environment = {**os.environ, "ANONYMIZED_TELEMETRY": "False"}
     server = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
