@@ -113,7 +113,9 @@ class PostgresConnection:
         Raises:
             CommitUnknownError: If that cannot be found out.
         """
-        self._database.committing()
+        writes = self._transaction is not None
+        if writes:
+            self._database.committing()
         names = list(self._changed)
         if len(names) > _MOST_NAMES:
             names = [ALL]
@@ -128,7 +130,8 @@ class PostgresConnection:
                 raise
             if not self._was_committed(self._transaction, error):
                 raise
-        self._database.committed()
+        if writes:
+            self._database.committed()
 
     @property
     def _channel(self) -> str:
@@ -237,7 +240,7 @@ class PostgresDatabase:
         )
 
     def committing(self) -> None:
-        """Do nothing. Called before each commit; tests kill the process here."""
+        """Do nothing. Called before each commit that writes; tests kill the process here."""
 
     def committed(self) -> None:
-        """Do nothing. Called after each commit; tests kill the process here."""
+        """Do nothing. Called after each commit that writes; tests kill the process here."""

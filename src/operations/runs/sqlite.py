@@ -42,12 +42,14 @@ class SQLiteConnection:
         if not writes:
             run("PRAGMA query_only=ON")
         self._version: Any = None
+        self._writes = False
         self._now = 0
 
     is_lost = False
 
     def begin(self, *, writes: bool) -> None:
         """Begin a transaction; one that writes waits until no other does."""
+        self._writes = writes
         self._connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         self._now = self._database.now()
 
@@ -72,9 +74,11 @@ class SQLiteConnection:
 
     def commit(self) -> None:
         """Commit, and wait until the disk has the data."""
-        self._database.committing()
+        if self._writes:
+            self._database.committing()
         self._connection.execute("COMMIT")
-        self._database.committed()
+        if self._writes:
+            self._database.committed()
 
     def rollback(self) -> None:
         """Undo the transaction."""
@@ -140,10 +144,10 @@ class SQLiteDatabase:
         return time.time_ns() // 1_000_000
 
     def committing(self) -> None:
-        """Do nothing. Called before each commit; tests kill the process here."""
+        """Do nothing. Called before each commit that writes; tests kill the process here."""
 
     def committed(self) -> None:
-        """Do nothing. Called after each commit; tests kill the process here."""
+        """Do nothing. Called after each commit that writes; tests kill the process here."""
 
 
 def _boot_id() -> str:
