@@ -306,6 +306,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     """The input that rules have checked, as the handler receives it: set by the pipeline, on a copy, for that handler
     only. Before that, the digest of its form if another process has checked it and forwards the call."""
 
+    key: str | None = None
+    """Names the step of a run that this call is: the same in all attempts, and at the worker that runs it. Send it to
+    systems that run requests with the same key once. None for calls that are no step."""
+
     scope: RunScope | None = None
     """The run that the call belongs to; None outside of runs. Never sent to another process."""
 

@@ -231,7 +231,10 @@ async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any
     value, inner = await guard(plan, value, context)
     with recorded(plan, context) as results:
         if inner.scope is not None and not plan.is_inner:
-            inner = inner.changed(scope=await inner.scope.begin(plan.operation))
+            scope = await inner.scope.begin(plan.operation)
+            if scope is not inner.scope:
+                # Otherwise the call is a part of a step.
+                inner = inner.changed(scope=scope, key=f"{scope.run_id}:{scope.step_name}")
         result = plan.handler(value, inner)
         results.append(await result if inspect.isawaitable(result) else result)
     return results[0]

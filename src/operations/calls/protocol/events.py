@@ -116,6 +116,9 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     resends: int = 0
     """Numbers the copies of a request that is sent again, so that a worker can drop a specific copy."""
 
+    key: Name | None = None
+    """Names the step of a run that the request is, the same in all attempts of the run. The handler may read it."""
+
     checked: Name | None = None
     """The digest of the checked form of the input, which rules of the caller have read: the worker rejects the request
     if its handler would receive another one."""
@@ -193,6 +196,9 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 
     resends: int = 0
     """The number of the copy of the request, if `begun` is false."""
+
+    leaving: bool = False
+    """Whether the call was interrupted because the worker stops, and may run again on another worker."""
 
     missing: bool = False
     """Whether the operation is unavailable because its source is not connected at this worker; another may have it."""
@@ -555,6 +561,7 @@ def encode_error(
     begun: bool | None = None,
     worker: str | None = None,
     resends: int = 0,
+    leaving: bool = False,
     missing: bool = False,
 ) -> bytes:
     """Return the `call.error` that ends a call, without details that are not JSON."""
@@ -565,6 +572,7 @@ def encode_error(
         begun=begun,
         worker=worker,
         resends=resends,
+        leaving=leaving,
         missing=missing,
         **error.to_wire(),
     )

@@ -421,6 +421,7 @@ class JobRunner(ABC):
             metadata=request.metadata or NOTHING,
             deadline=deadline,
             checked=request.checked,
+            key=request.key,
             channel=CallerChannel(
                 serves_anonymous=self._front.serves_anonymous,
                 deadline=deadline,
@@ -502,8 +503,16 @@ class JobRunner(ABC):
     def _encode_error(self, job: Job, error: CallError, sequence: int | None = None) -> bytes:
         request_id = job.request.request_id
         job.code = error.code
-        if job.begun:
+        if job.begun and not self._interrupts(job, error):
             return encode_error(request_id, error, sequence)
+        if job.begun:
+            return encode_error(
+                request_id,
+                error,
+                worker=self.mailbox,
+                resends=job.request.resends,
+                leaving=True,
+            )
         return encode_error(
             request_id,
             error,
@@ -517,6 +526,11 @@ class JobRunner(ABC):
             and job.spec is None
             and not job.registry.has_remote,
         )
+
+    def _interrupts(self, job: Job, error: CallError) -> bool:
+        """Return whether a call ends because the worker stops, and may run again on another one."""
+        is_stop = self._is_leaving and error.code == ErrorCode.UNAVAILABLE and error.retryable
+        return is_stop and not job.is_stream and job.is_safe_to_retry
 
     # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
     def _conclude(self, job: Job, body: bytes) -> Awaitable[None]:

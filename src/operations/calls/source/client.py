@@ -275,6 +275,7 @@ class PendingRequestMap(CallSender):
         credential: str | None = None,
         metadata: JSONObject | None = None,
         replayable: bool | None = None,
+        key: str | None = None,
     ) -> ResponseEnvelope[Any]:
         """Run a query or mutation on one worker of the group.
 
@@ -287,6 +288,7 @@ class PendingRequestMap(CallSender):
             credential: A token that the workers' resolver verifies.
             metadata: Sent with the request, for example trace context.
             replayable: Whether the operation may run again if its worker is lost; by default the spec decides.
+            key: Names the step of a run that the call is; its handler reads it as `context.key`.
 
         Raises:
             CallError: The operation's own error, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
@@ -308,6 +310,8 @@ class PendingRequestMap(CallSender):
         if self._loop is not loop or self._closed:
             limit -= await self._ready(operation_id, limit)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
+        if key is not None:
+            payload = msgspec.structs.replace(payload, key=key)
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         now = loop.time()
         call = PendingCall(payload, replayable, now + limit, limit, now, future=future)

@@ -301,7 +301,14 @@ class RemoteService:
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             async with bulkhead:
                 limit = seconds if context.deadline is None else None
-                return await calls.call(there, input, context, timeout=limit, replayable=replayable)
+                return await calls.call(
+                    there,
+                    input,
+                    context,
+                    timeout=limit,
+                    replayable=replayable,
+                    key=context.key,
+                )
 
         def subscribe(input: Any, context: OperationContext) -> EnvelopeStream:
             return calls.subscribe(there, input, context)

@@ -315,6 +315,8 @@ class CallSender(ABC):
 
     def _send_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
         """Send a request that its worker did not start to another worker; return False if there is none."""
+        if failure.leaving and failure.retryable and call.stream is None:
+            return self._continue_elsewhere(call, failure)
         if failure.begun is not False or not failure.retryable or self.target.direct:
             return False
         if failure.resends <= call.rejected or failure.resends < call.payload.resends:
@@ -341,6 +343,21 @@ class CallSender(ABC):
             # The workers that have the operation may not have reported to this new client yet.
             self._spawn(self._await_workers(call, failure))
             return True
+        call.rejected = failure.resends
+        self._spawn(self._resend(call, may_have_begun=False))
+        return True
+
+    def _continue_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
+        """Send a request whose worker stops to another worker; return False if that is not possible."""
+        if failure.resends < call.payload.resends:
+            # A repeated reply.
+            return True
+        if self.target.direct or call.is_pinned or call.sends >= MAX_SENDS:
+            return False
+        self._workers.skip(failure.worker or "")
+        if not self._workers.first():
+            return False
+        logger.info("%s is sent again: its worker stops", call.payload.request_id)
         call.rejected = failure.resends
         self._spawn(self._resend(call, may_have_begun=False))
         return True
