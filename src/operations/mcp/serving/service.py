@@ -27,7 +27,7 @@ from operations.contract.channel import CLOSED, CallerChannel
 from operations.contract.context import OperationContext, may_call
 from operations.contract.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.contract.events import now
-from operations.contract.specs import OperationSpec, OperationType, is_describable, is_for_models
+from operations.contract.specs import OperationSpec, OperationType, is_describable
 from operations.front.config import MCPServerSettings
 from operations.front.public_errors import public_error
 from operations.front.request import RequestState
@@ -137,7 +137,7 @@ class Service:
         """Return one page of the tools, or the gateway tools."""
         tools = caller.visible(self.catalog.tools.values())
         if UI not in declared(caller.capabilities):
-            tools = [tool for tool in tools if is_for_models(tool.spec)]
+            tools = [tool for tool in tools if tool.is_for_models]
         shows_all = len(tools) == len(self.catalog.tools)
         scripts = [tool for tool in tools if tool.id in _SCRIPTS]
         if self.settings.disclosure == "code" and scripts:

@@ -117,7 +117,7 @@ class Tasks:
 
     def takes(self, caller: MCPCaller) -> bool:
         """Return whether a request declares the extension."""
-        return caller.modern and self.is_offered and TASKS in declared(caller.capabilities)
+        return self.is_offered and caller.modern and TASKS in declared(caller.capabilities)
 
     def applies(self, tool: Tool) -> bool:
         """Return whether the calls of a tool are runs."""

@@ -40,6 +40,7 @@ from operations.contract.specs import (
     OperationType,
     OutputPolicy,
     is_describable,
+    is_for_models,
     source_of,
 )
 from operations.front import search
@@ -158,6 +159,11 @@ class Tool:
     def requires(self) -> tuple[str, ...]:
         """The capabilities that a client needs to call the tool."""
         return tuple(map(str, list_of(codec.mcp_meta(self.spec).get("requires"))))
+
+    @cached_property
+    def is_for_models(self) -> bool:
+        """Whether models may see it; if not, only views call it."""
+        return is_for_models(self.spec)
 
     @property
     def is_usable(self) -> bool:
