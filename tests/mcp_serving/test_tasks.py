@@ -426,3 +426,14 @@ async def test_a_task_survives_its_server(url: str) -> None:
         ended = await client.ended(task_id)
 
     assert ended["result"]["structuredContent"] == 5
+
+
+async def test_the_operator_limits_what_is_offered(url: str) -> None:
+    async with shop(url, extensions=[], timeout=1) as (_, client, _registry):
+        offered = (await client.post("server/discover", {}))["result"]["capabilities"]
+        refused = await client.post("tasks/get", {"taskId": "0" * 32})
+        result = await client.call("job__wait")
+
+    assert not offered.get("extensions")
+    assert refused["error"]["code"] == -32601
+    assert result["_meta"]["alkdev.operations/error"]["details"]["run"]

@@ -140,6 +140,10 @@ class MCPServerSettings:
     """Seconds that a call of a durable operation waits for its run. Then a client with the extension for tasks receives
     a task."""
 
+    extensions: Collection[str] | None = None
+    """Extensions of the protocol that are offered, such as `io.modelcontextprotocol/tasks`. None: tasks, apps and
+    skills, as far as there are any."""
+
     skills: Collection[str] = ()
     """Folders of skills, each a folder with a `SKILL.md`."""
 
@@ -157,7 +161,11 @@ class MCPServerSettings:
             if value not in known:
                 hint = suggestion(str(value), known)
                 raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}")
-        enforce_lists(scopes_supported=self.scopes_supported, skills=self.skills)
+        enforce_lists(
+            scopes_supported=self.scopes_supported,
+            skills=self.skills,
+            extensions=self.extensions,
+        )
         numbers = (
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "heartbeat", "max_items",
             "max_items_bytes", "session_idle_timeout", "task_after",

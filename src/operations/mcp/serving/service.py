@@ -92,7 +92,8 @@ class Service:
         self.tasks = Tasks(registry, settings, self)
         """The runs, as tasks."""
 
-        self.skills = Skills(registry, settings.skills)
+        self._allowed = settings.extensions
+        self.skills = Skills(registry, settings.skills, is_allowed=self._allows(SKILLS))
         """The skills of folders and of imported servers."""
 
     @property
@@ -122,10 +123,13 @@ class Service:
         parts = [f"# Tools of {namespace}\n\n{text}" for namespace, text in imported]
         return "\n\n".join(parts if own is None else [own, *parts])
 
+    def _allows(self, extension: str) -> bool:
+        return self._allowed is None or extension in self._allowed
+
     def extensions(self) -> dict[str, JSONObject]:
         """Return the extensions of the protocol for clients since 2026-07-28, with their settings."""
         offered: dict[str, JSONObject] = {TASKS: {}} if self.tasks.is_offered else {}
-        if self.catalog.views:
+        if self.catalog.views and self._allows(UI):
             offered[UI] = {}
         if self.skills.is_offered:
             offered[SKILLS] = {"directoryRead": True}

@@ -122,11 +122,15 @@ class Skills:
     Args:
         registry: Has the operations of imported servers.
         folders: The folders of skills.
+        is_allowed: Whether the extension is offered.
     """
 
-    def __init__(self, registry: OperationRegistry, folders: Collection[str | Path]) -> None:
+    def __init__(
+        self, registry: OperationRegistry, folders: Collection[str], *, is_allowed: bool = True
+    ) -> None:
         self._registry = registry
-        self._own = read_skills(folders)
+        self._is_allowed = is_allowed
+        self._own = read_skills(folders) if is_allowed else {}
 
     def sources(self) -> list[OperationSpec]:
         """Return the operations that list the skills of imported servers."""
@@ -135,7 +139,7 @@ class Skills:
     @property
     def is_offered(self) -> bool:
         """Whether there are skills."""
-        return bool(self._own or self.sources())
+        return self._is_allowed and bool(self._own or self.sources())
 
     # ------------------------------------------------------------ the methods
 

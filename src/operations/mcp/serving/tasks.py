@@ -108,12 +108,13 @@ class Tasks:
     ) -> None:
         self._registry = registry
         self._after = settings.task_after
+        self._is_allowed = settings.extensions is None or TASKS in settings.extensions
         self._results = results
 
     @property
     def is_offered(self) -> bool:
-        """Whether there is a store of runs."""
-        return self._registry.run_store is not None
+        """Whether there is a store of runs, whose runs may be tasks."""
+        return self._is_allowed and self._registry.run_store is not None
 
     def takes(self, caller: MCPCaller) -> bool:
         """Return whether a request declares the extension."""
@@ -122,7 +123,8 @@ class Tasks:
     def applies(self, tool: Tool) -> bool:
         """Return whether the calls of a tool are runs."""
         operation = tool.operation
-        return operation is not None and bool(operation.durable) and self.is_offered
+        has_store = self._registry.run_store is not None
+        return has_store and operation is not None and bool(operation.durable)
 
     # ------------------------------------------------------------ calls
 
