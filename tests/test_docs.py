@@ -89,7 +89,7 @@ def test_the_readme_works_outside_the_repository_and_begins_with_commands() -> N
     for line in ("pip install 'alkdev-operations[all]'", "operations dev app.py"):
         assert line in lines[:30]
     for line in ("make demo", "make test"):
-        assert line in lines[:65]
+        assert line in lines[:85]
     modules = re.findall(r"^\| (`operations[^|]*`) \|", text, re.MULTILINE)
     for module in re.findall(r"`([\w.]+)`", " ".join(modules)):
         importlib.import_module(module)
