@@ -42,6 +42,7 @@ from operations.contract.access import access_denied, has_delegated_authority
 from operations.contract.channel import CLOSED
 from operations.contract.context import OperationContext, RunScope
 from operations.contract.envelopes import (
+    MAX_CHANGES,
     DescribedEnvelope,
     LocalResponseMeta,
     MCPResponseMeta,
@@ -581,11 +582,19 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: ChangeLog) -> Finis
             data, changes = (
                 normalise(result, None) if work is None else within_budget(normalise, result, work)
             )
-        # `local_envelope`, inlined: this is the last step of nearly every call.
-        meta = LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
-        if changes is not None:
+        timestamp = time_ns() // 1_000_000
+        if changes is None:
+            # `local_envelope`, inlined: this is the last step of nearly every call.
+            meta = LocalResponseMeta(operation_id=operation_id, timestamp=timestamp)
+        else:
             log.note(changes)
-            meta = add_changes(meta, changes)
+            # As `add_changes`, without those of earlier hops.
+            meta = LocalResponseMeta(
+                operation_id=operation_id,
+                timestamp=timestamp,
+                changes=tuple(changes[:MAX_CHANGES]),
+                changes_count=sum([change.count for change in changes]),
+            )
         return ResponseEnvelope(data, meta)
 
     def pass_on(envelope: Envelope, work: Work | None) -> Envelope:
