@@ -24,6 +24,7 @@ from typing import Any
 import _harness
 import _values
 import aiohttp
+import httpx2
 from _load import Load, report
 
 from operations import OperationRegistry
@@ -91,7 +92,6 @@ def utcp() -> Callable[[Any], Any]:
 
 
 def fastmcp() -> Callable[[Any], Any]:
-    import httpx2
     from fastmcp import FastMCP
 
     client = httpx2.AsyncClient(base_url="http://127.0.0.1:9")
@@ -196,7 +196,12 @@ DOCUMENT = {
 
 
 async def calling(repeats: int) -> None:
-    async with server() as url, aiohttp.ClientSession() as session, OperationRegistry() as registry:
+    async with (
+        server() as url,
+        aiohttp.ClientSession() as session,
+        httpx2.AsyncClient() as client,
+        OperationRegistry() as registry,
+    ):
         registry.register_all(
             from_openapi(DOCUMENT, HTTPServiceConfig(namespace="bench", base_url=url))
         )
@@ -205,11 +210,19 @@ async def calling(repeats: int) -> None:
             async with session.post(f"{url}/search", json=_values.SEARCH_ARGUMENTS) as response:
                 return await response.json()
 
+        async def httpx() -> Any:
+            response = await client.post(f"{url}/search", json=_values.SEARCH_ARGUMENTS)
+            return response.json()
+
         async def imported() -> Any:
             return (await registry.execute("bench.search", {"body": _values.SEARCH_ARGUMENTS})).data
 
         assert await bare() == await imported()
-        calls: dict[str, Callable[[], Awaitable[Any]]] = {"aiohttp": bare, "operations": imported}
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "aiohttp": bare,
+            "httpx2": httpx,
+            "operations": imported,
+        }
         alone = await _harness.interleave(calls, repeats, 0.2)
         rows = _harness.medians(alone, "aiohttp")
         for name, row in rows.items():
