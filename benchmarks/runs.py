@@ -151,8 +151,12 @@ async def docket(url: str) -> AsyncIterator[dict[str, Call]]:
         async with Worker(queue, concurrency=50) as worker:
             running_worker = asyncio.create_task(worker.run_forever())
 
+            # Each wait takes a connection of its pool.
+            room = asyncio.Semaphore(20)
+
             async def complete() -> Any:
-                return await (await queue.add(docket_empty)()).get_result()
+                async with room:
+                    return await (await queue.add(docket_empty)()).get_result()
 
             yield {"empty": complete, "one": complete}
             running_worker.cancel()
@@ -231,12 +235,18 @@ async def measure(place: Any, given: argparse.Namespace) -> dict[str, float]:
     return row
 
 
+def resident() -> float:
+    """Return the resident memory of this process in kB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 1000
+
+
 async def measure_waiting(url: str, number: int) -> dict[str, float]:
     """Start runs that wait and are parked; then another one."""
     async with registry_of(url, park=0) as registry:
         store: Any = registry.run_store
         gc.collect()
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = resident()
         began = time.perf_counter()
         for start in range(0, number, 500):
             size = min(500, number - start)
@@ -245,7 +255,8 @@ async def measure_waiting(url: str, number: int) -> dict[str, float]:
         while (await store.counts())["input_required"] < number or store._executor._sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         row = {"parked, /s": number / (time.perf_counter() - began)}
-        row["kB each"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / number
+        gc.collect()
+        row["kB each"] = (resident() - memory) / number
         cpu = time.process_time()
         await asyncio.sleep(3)
         row["CPU idle, %"] = (time.process_time() - cpu) / 3 * 100

@@ -71,6 +71,8 @@ async def test_random_kills_lose_no_run_and_repeat_no_call(tmp_path: Path, url: 
     none_twice(tmp_path)
 
 
+# A process that is stopped within a transaction locks a file of SQLite for all others.
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.timeout(120)
 async def test_a_process_that_stands_still_longer_than_its_lease_has_no_second_effect(
     tmp_path: Path, url: str
