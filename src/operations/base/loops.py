@@ -303,8 +303,16 @@ def in_thread_of(run: Callable[[Coroutine[Any, Any, Any]], Any], function: Calla
         _current.run = None
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def waits_for() -> Callable[[Coroutine[Any, Any, Any]], Any] | None:
     """Return what waits for a coroutine in this thread of a pool; None elsewhere, and while a loop runs in it."""
     run: Callable[[Coroutine[Any, Any, Any]], Any] | None = getattr(_current, "run", None)
     # A blocking function may run an event loop of its own.
-    return None if run is None or asyncio._get_running_loop() is not None else run  # noqa: SLF001
+    return None if run is None or running_loop() is not None else run

@@ -19,6 +19,7 @@ from typing import Any
 
 from anyio import move_on_after
 
+from operations.authority import Authority
 from operations.authority.grants import PREFIX, GrantError
 from operations.base.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.base.files import expanded
@@ -55,6 +56,7 @@ from operations.hub.source import (
 from operations.hub.supervisor import Supervisor
 from operations.recorder.audit import Audit, AuditConfig, AuditFile
 from operations.registry.registry import OperationRegistry
+from operations.runs import Runs
 from operations.sources.code import Code
 from operations.sources.contract import Opened
 from operations.telemetry.config import TelemetryConfig
@@ -494,7 +496,7 @@ async def open_hub(
             max_threads=settings.limits.threads,
             remote=None if wanted.operation is None else lazy,
             authority=authority,
-            runs=runs_of(file, executes=works, grants=grants_of(file, store=authority.store)),
+            runs=_runs(file, authority, works=works),
         )
         # Sources are connected on this loop, so that `registry.sync` must call them here.
         registry.loop = asyncio.get_running_loop()
@@ -523,6 +525,12 @@ async def open_hub(
                     # Now that the operations are there.
                     await registry.run_store.open()
                 yield hub
+
+
+def _runs(file: ConfigFile, authority: Authority, *, works: bool) -> Runs | None:
+    if file.config.runs is None:
+        return None
+    return runs_of(file, executes=works, grants=grants_of(file, store=authority.store))
 
 
 def _build_app(hub: Hub) -> ASGIApp:

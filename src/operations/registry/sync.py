@@ -10,7 +10,14 @@ from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from operations.base.loops import BlockingIterator, Held, run_on, shared_loop, waits_for
+from operations.base.loops import (
+    BlockingIterator,
+    Held,
+    run_on,
+    running_loop,
+    shared_loop,
+    waits_for,
+)
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import OperationSpec
@@ -111,7 +118,7 @@ class SyncRegistry:
         home = self._registry.loop
         if home is None or home.is_closed() or not home.is_running():
             return shared_loop.run(coroutine)
-        if asyncio._get_running_loop() is home:  # noqa: SLF001 - None without a loop
+        if running_loop() is home:
             coroutine.close()
             raise RuntimeError("this registry is open on this event loop: use await")
         return run_on(home, coroutine)
