@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import islice
 from secrets import token_bytes
 from time import time
 from typing import Any, Final, cast
@@ -23,7 +24,7 @@ from uuid import UUID
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode, operation_not_found
-from operations.base.json.values import canonical, to_json
+from operations.base.json.values import as_json, canonical, to_json
 from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.code import stubs
@@ -77,6 +78,9 @@ def error_of(error):
 _MAX_CLAIM: Final = 200
 """The largest number of characters of a line of a script, or of a value, that an approver sees."""
 
+_GLIMPSED: Final = 8
+"""The number of items of each list and object that are shown."""
+
 _CLAIMED: Final = 5
 """The number of earlier calls that an approver sees."""
 
@@ -125,6 +129,7 @@ class ScriptCall:
         self.called, self.operation_id, self.line = called, operation_id, line
         self.outcome = "not awaited"
         self.result: Any = None
+        self.shown = ""
         self.is_mutation = False
 
 
@@ -354,6 +359,7 @@ class Execution:
                 call.outcome = error.code
                 return self._exception(call, error)
             call.outcome = "success"
+            call.shown = _shown(_glimpse(call.result))
             return {"return_value": call.result}
 
     async def _made(self, call: ScriptCall) -> Any:
@@ -441,7 +447,7 @@ class Execution:
                     "line": each.line,
                     "operation": each.operation_id,
                     "outcome": each.outcome,
-                    "result": _shown(_brief(each.result)),
+                    "result": each.shown,
                 }
                 for each in earlier[-_CLAIMED:]
                 if each is not call
@@ -508,14 +514,25 @@ def _seconds(value: Any) -> float:
 
 
 def _plain_result(data: Any) -> Any:
-    return data if isinstance(data, bytes) else to_json(data)
+    return data if isinstance(data, bytes) else as_json(data)
 
 
-def _brief(value: Any) -> str:
-    try:
-        return msgspec.json.encode(value).decode()[: 4 * _MAX_CLAIM]
-    except (TypeError, ValueError):
-        return type(value).__name__
+def _glimpse(value: Any) -> str:
+    """Return the beginning of a value as JSON; large values are not written as a whole."""
+    return msgspec.json.encode(_beginning(value, 3)).decode()
+
+
+def _beginning(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value[:_MAX_CLAIM]
+    if isinstance(value, (dict, list)) and not depth:
+        return "..."
+    if isinstance(value, dict):
+        some = islice(value.items(), _GLIMPSED)
+        return {str(key)[:_MAX_CLAIM]: _beginning(each, depth - 1) for key, each in some}
+    if isinstance(value, list):
+        return [_beginning(each, depth - 1) for each in value[:_GLIMPSED]]
+    return value if value is None or isinstance(value, (bool, int, float)) else "..."
 
 
 def _shown(text: str) -> str:

@@ -21,10 +21,10 @@ from operations.base.slots import Bulkhead
 from operations.base.types import JSONObject
 from operations.code.config import CodeLimits
 from operations.code.diagnostics import Diagnostic, diagnostics_of
-from operations.code.names import NAMESPACE, NameTable
+from operations.code.names import NAMESPACE, Names, NameTable
 from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
 from operations.code.script import Execution, LimitError, Script, may_be_scripted
-from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_specs
+from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_operations
 from operations.contract.access import UNGRANTED, AccessControl
 from operations.contract.context import OperationContext, may_call
 from operations.contract.functions import operation, operations_of
@@ -51,6 +51,9 @@ _MAX_FOUND: Final = 50
 """The largest number of operations that a search returns."""
 
 _MAX_TRACE: Final = 3_000
+
+_MAX_SOURCES: Final = 64
+"""The largest number of stubs that are kept for later checks."""
 
 _PATIENCE: Final = 5.0
 """Seconds that are added to the time limit of the operation, which ends calls that the limit of the script does not."""
@@ -126,6 +129,9 @@ class Code:
         self._sandbox = Sandbox(self.limits.processes)
         self._slots = Bulkhead("scripts", self.limits.processes, patience=self.limits.wall)
         self._running = Counter[str]()
+        self._sources: dict[tuple[str, ...], str] = {}
+        """Stubs for the check of scripts that name the same operations."""
+        self._cached_for: Names | None = None
         # A grant need not cover a script, because it must cover each of its calls.
         self._operations = [
             replace(
@@ -204,7 +210,10 @@ class Code:
             raise LimitError("script", f"A script has at most {self.limits.script} bytes")
         names = self._names.current()
         execution = Execution(Script(script), context, self._registry, names, self.limits)
-        source = self._source(script, context) if self._checks or check_only else None
+        # A later attempt of a run must not be rejected after calls of the first one.
+        is_first = context.run is None or context.run.state.attempt <= 1
+        checks = check_only or (self._checks and is_first)
+        source = self._source(script, context) if checks else None
         async with self._place(context):
             try:
                 if check_only:
@@ -247,10 +256,32 @@ class Code:
     def _source(self, script: str, context: OperationContext) -> str:
         """Return the stubs for the check of a script."""
         names = self._names.current()
-        visible = [*self._visible(context)]
-        specs = used_specs(names, script, visible)
-        namespaces = used_namespaces(names, script, visible)
-        return PRELUDE + Stubs(names, specs, used_errors(names, script), namespaces).source
+        specs = [
+            spec
+            for each in used_operations(names, script)
+            if (spec := self._sees(each, context)) is not None
+        ]
+        namespaces = [
+            namespace
+            for namespace in used_namespaces(names, script)
+            if any(self._sees(each, context) for each in names.operations[namespace].values())
+        ]
+        errors = used_errors(names, script)
+        key = (*(spec.id for spec in specs), "", *namespaces, "", *errors)
+        if self._cached_for is not names:
+            self._cached_for = names
+            self._sources.clear()
+        source = self._sources.get(key)
+        if source is None:
+            if len(self._sources) >= _MAX_SOURCES:
+                del self._sources[next(iter(self._sources))]
+            source = self._sources[key] = PRELUDE + Stubs(names, specs, errors, namespaces).source
+        return source
+
+    def _sees(self, operation_id: str, context: OperationContext) -> OperationSpec | None:
+        """Return an operation if the caller may call it in a script."""
+        spec = self._registry.get_spec(operation_id)
+        return spec if spec is not None and _shows(spec, context) and is_describable(spec) else None
 
     @asynccontextmanager
     async def _place(self, context: OperationContext) -> AsyncIterator[None]:

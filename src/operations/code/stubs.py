@@ -173,23 +173,20 @@ def words_of(script: str) -> set[str]:
     return set(_WORD.findall(script))
 
 
-def used_specs(names: Names, script: str, specs: Iterable[OperationSpec]) -> list[OperationSpec]:
+def used_operations(names: Names, script: str) -> list[str]:
     """Return the operations of which a script contains the namespace and the name."""
     words = words_of(script)
-    wanted = {
+    return [
         operation_id
-        for namespace in words & names.operations.keys()
+        for namespace in sorted(words & names.operations.keys())
         for name, operation_id in names.operations[namespace].items()
         if name in words
-    }
-    return [spec for spec in specs if spec.id in wanted]
+    ]
 
 
-def used_namespaces(names: Names, script: str, specs: Iterable[OperationSpec]) -> list[str]:
-    """Return the namespaces of these operations that a script names."""
-    words = words_of(script)
-    found = (names.names[spec.id][0] for spec in specs if spec.id in names.names)
-    return [each for each in dict.fromkeys(found) if each in words]
+def used_namespaces(names: Names, script: str) -> list[str]:
+    """Return the namespaces that a script names."""
+    return sorted(words_of(script) & names.operations.keys())
 
 
 def used_errors(names: Names, script: str) -> list[str]:
