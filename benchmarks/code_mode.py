@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import logging
+import re
 import statistics
 import tempfile
 import time
@@ -27,12 +28,19 @@ import msgspec
 from _harness import show
 from openapi_first_use import sample
 
-from operations import OperationContext, OperationRegistry
+from operations import OperationContext, OperationRegistry, operation
 from operations.agents import Toolbox
 from operations.code import Code, CodeLimits
 from operations.code.names import Names, parameters_of
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.runs import Runs
+
+try:
+    import httpx
+    from fastmcp import Client, FastMCP
+    from fastmcp.experimental.transforms.code_mode import CodeMode
+except ImportError:
+    CodeMode = None  # type: ignore[misc, assignment]
 
 DOCUMENTS = {
     "github": "octokit__api.github.com.json",
@@ -212,11 +220,9 @@ class FastMCPCode:
     """The CodeMode of FastMCP over the same document."""
 
     def __init__(self, upstream: Upstream) -> None:
-        import httpx
-        from fastmcp import FastMCP
-        from fastmcp.experimental.transforms.code_mode import CodeMode
-
         client = httpx.AsyncClient(base_url="http://127.0.0.1:1")
+        self._plain = FastMCP.from_openapi(upstream.document, client=client)
+        self._names: dict[str, str] = {}
         self._server = FastMCP.from_openapi(
             upstream.document, client=client, transforms=[CodeMode()]
         )
@@ -224,14 +230,12 @@ class FastMCPCode:
 
     async def tokens(self, task: Task) -> int:
         """Return the tokens of a conversation; the script is the same, its calls in their form."""
-        from fastmcp import Client
-
         async with Client(self._server) as client:
             tools = [
                 {
                     "name": each.name,
                     "description": each.description,
-                    "input_schema": each.inputSchema,
+                    "input_schema": each.input_schema,
                 }
                 for each in await client.list_tools()
             ]
@@ -240,7 +244,7 @@ class FastMCPCode:
             found = await client.call_tool("search", {"query": task.query})
             talk.turn({"name": "search", "input": {"query": task.query}}, found.content[0].text)
             if "get_schema" in known:
-                wanted = [_fastmcp_name(each) for each in (task.first, task.each)]
+                wanted = [await self._name(each) for each in (task.first, task.each)]
                 schemas = await client.call_tool("get_schema", {"tools": wanted})
                 text = schemas.content[0].text
                 if "not found" in text.lower()[:2_000] and len(text) < 500:
@@ -252,10 +256,18 @@ class FastMCPCode:
             talk.turn()
             return talk.tokens
 
+    async def _name(self, operation_id: str) -> str:
+        """Return the name of an operation in FastMCP."""
+        if not self._names:
+            async with Client(self._plain) as client:
+                self._names = {
+                    _squashed(each.name): each.name for each in await client.list_tools()
+                }
+        return self._names[_squashed(operation_id.partition(".")[2])]
 
-def _fastmcp_name(operation_id: str) -> str:
-    name = operation_id.partition(".")[2]
-    return name.replace("-", "_")
+
+def _squashed(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 async def timed(work: Any) -> float:
@@ -277,7 +289,6 @@ async def in_script(registry: OperationRegistry, script: str) -> Any:
 
 async def durable(calls: int) -> float:
     """Return the milliseconds of a script whose calls are recorded."""
-    from operations import operation
 
     @operation("bench.add")
     async def add(number: int) -> int:
@@ -299,12 +310,10 @@ async def main(folder: Path, repeats: int) -> None:
         for name, file in DOCUMENTS.items()
     }
     fast: dict[str, Any] = {}
-    try:
-        import fastmcp  # noqa: F401
-
+    if CodeMode is None:
+        print("without FastMCP, which is not installed")
+    else:
         fast = {name: FastMCPCode(upstream) for name, upstream in upstreams.items()}
-    except ImportError as error:
-        print(f"without FastMCP: {error}")
     tokens: dict[str, list[int]] = {}
     for task in TASKS:
         name = task.first.partition(".")[0]

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
-from tests.code_mode.shop import BUYER, OPERATOR, run, shop
+from tests.code_mode.shop import BUYER, GUEST, OPERATOR, run, shop
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.agents import Toolbox
-from operations.code import Code
+from operations.code import Code, SavedScript
 from operations.config import ConfigError, load_config
 from operations.hub import open_hub
 from operations.mcp import to_mcp
@@ -154,3 +154,51 @@ async def test_allow_does_not_open_scripts_to_a_toolbox() -> None:
         box = Toolbox(registry, allow=["shop.items", "code.*"])
         assert "code__run" not in [tool["name"] for tool in box.anthropic()]
         assert "code__run" in [tool["name"] for tool in Toolbox(registry).anthropic()]
+
+
+def test_an_operator_makes_a_script_an_operation(folder: Path) -> None:
+    script = folder / "monthly.py"
+    script.write_text(
+        "order = await shop.order(item=arguments['item'])\nreturn [order, await shop.items(limit=1)]\n"
+    )
+    saved = command(folder, "code", "save", "report.monthly", "monthly.py", "--json")
+    assert saved.returncode == 0, saved.stderr
+    entry = json.loads(saved.stdout)
+    assert (entry["scopes"], sorted(entry["uses"])) == (["buy"], ["shop.items", "shop.order"])
+    called = command(folder, "call", "report.monthly", "item:=7", "--json")
+    assert json.loads(called.stdout) == [7, [0]]
+    denied = command(folder, "call", "report.monthly", "item:=7", "--as", "anonymous")
+    assert denied.returncode in (4, 5)
+    script.write_text("return 1\n")
+    changed = command(folder, "call", "report.monthly", "item:=7")
+    assert changed.returncode == 3
+    assert "save it again" in changed.stderr
+
+
+def test_a_script_with_errors_is_not_saved(folder: Path) -> None:
+    before = (folder / "operations.toml").read_text()
+    (folder / "wrong.py").write_text("await shop.items(limt=3)\n")
+    assert command(folder, "code", "save", "report.wrong", "wrong.py").returncode == 1
+    assert command(folder, "code", "save", "shop.items", "script.py").returncode == 2
+    assert (folder / "operations.toml").read_text() == before
+
+
+async def test_a_saved_script_has_no_authority_and_cannot_be_run_by_a_script() -> None:
+    order = SavedScript(id="saved.order", script="return await shop.order(item=arguments['item'])")
+    nested = "try:\n    await saved.order(item=1)\nexcept CallError as e:\n    return error_of(e)['details']"
+    registry = shop()
+    registry.register_all(_Saved(Code(registry, saved=[order])))
+    async with registry:
+        assert (await registry.execute("saved.order", {"item": 3}, BUYER)).data == {"ordered": 3}
+        with pytest.raises(CallError) as caught:
+            await registry.execute("saved.order", {"item": 3}, GUEST)
+        assert caught.value.code == "SCRIPT_REJECTED"
+        assert await run(registry, nested) == {"limit": "scripts"}
+
+
+class _Saved(list[Any]):
+    """Only the saved scripts of a code mode."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(each for each in code if each.spec.namespace != "code")
+        self.aclose = code.aclose

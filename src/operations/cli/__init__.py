@@ -25,6 +25,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("lookup:show", "Show one operation: its schemas, access, errors and origin."),
         "call": ("call:call", "Call an operation, or follow a subscription until Ctrl-C."),
         "run": ("scripts:run_script", "Run a script that calls operations, in a sandbox."),
+        "code": ("scripts:code_app", "Make a reviewed script an operation."),
         "runs": ("runs:runs_app", "See, cancel, answer and retry calls that run on their own."),
     },
     "Serve": {

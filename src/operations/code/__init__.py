@@ -9,11 +9,11 @@
 from typing import TYPE_CHECKING
 
 from operations.base.lazy import lazily
-from operations.code.config import CodeLimits
+from operations.code.config import CodeLimits, SavedScript
 
 if TYPE_CHECKING:
     from operations.code.service import Code
 
 __getattr__ = lazily(__name__, {"operations.code.service": "Code"})
 
-__all__ = ["Code", "CodeLimits"]
+__all__ = ["Code", "CodeLimits", "SavedScript"]

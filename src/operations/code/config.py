@@ -1,9 +1,11 @@
 """The limits of scripts: the table `[code]` of `operations.toml`."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from typing import Final
 
 from operations.base.types import Count, Seconds
+from operations.contract.access import AccessControl
 
 MIB: Final = 1 << 20
 
@@ -44,3 +46,26 @@ class CodeLimits:
             value = getattr(self, each.name)
             if not isinstance(value, (int, float)) or value <= 0:
                 raise ValueError(f"{each.name} must be a positive number, not {value!r}")
+
+
+def digest_of(script: str) -> str:
+    """Return the digest that names a version of a script."""
+    return sha256(script.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedScript:
+    """A script that an operator has reviewed, as an operation.
+
+    Its input is the variable `arguments`. Each of its calls is checked as a call of its caller.
+    """
+
+    id: str
+    """The id of the operation."""
+
+    script: str
+    """The source."""
+
+    description: str = ""
+    access: AccessControl = field(default_factory=AccessControl)
+    """Who may call it."""

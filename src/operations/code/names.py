@@ -24,7 +24,7 @@ NAMESPACE: Final = "code"
 BASE_ERROR: Final = "CallError"
 """The class of all errors of calls in a script."""
 
-HELPERS: Final = frozenset({BASE_ERROR, "error_of"})
+HELPERS: Final = frozenset({BASE_ERROR, "error_of", "arguments"})
 
 _MODULES: Final = frozenset(
     {

@@ -28,7 +28,7 @@ from operations.base.json.values import as_json, canonical, to_json
 from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.code import stubs
-from operations.code.config import CodeLimits
+from operations.code.config import CodeLimits, digest_of
 from operations.code.names import BASE_ERROR, BOUNDS, Names, parameters_of
 from operations.code.sandbox import (
     PRINTS_TOO_MUCH,
@@ -106,7 +106,7 @@ class Script:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        self.digest = digest_of(text)
         data = text.encode("utf-8", "replace")
         self._starts = [0, *(found.end() for found in re.finditer(b"\n", data))]
         self._lines = text.split("\n")
@@ -152,6 +152,7 @@ class Execution:
         registry: The operations.
         names: Their names.
         limits: The limits.
+        arguments: The input of a saved script; None for any other.
     """
 
     def __init__(
@@ -161,7 +162,9 @@ class Execution:
         registry: OperationRegistry,
         names: Names,
         limits: CodeLimits,
+        arguments: JSONObject | None = None,
     ) -> None:
+        self._arguments = arguments
         self.script = script
         self.calls: list[ScriptCall] = []
         self._context, self._registry, self._names, self._limits = context, registry, names, limits
@@ -234,7 +237,8 @@ class Execution:
 
     def _inputs(self) -> Mapping[str, Any]:
         words = stubs.words_of(self.script.text)
-        return {
+        given = {} if self._arguments is None else {ARGUMENTS: self._arguments}
+        return given | {
             namespace: self._object(Namespace(), namespace)
             for namespace in self._names.operations
             if namespace in words
@@ -498,6 +502,9 @@ class Execution:
         error.cause = cause
         return error
 
+
+ARGUMENTS: Final = "arguments"
+"""The variable of a saved script that has its input."""
 
 _STOP: Final = "operations_check_"
 

@@ -7,7 +7,7 @@ Rule 3: where a registry keeps runs, every script is a run.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -19,18 +19,25 @@ from msgspec.structs import replace
 from operations.base.errors import CallError, ErrorCode
 from operations.base.slots import Bulkhead
 from operations.base.types import JSONObject
-from operations.code.config import CodeLimits
+from operations.code.config import CodeLimits, SavedScript, digest_of
 from operations.code.diagnostics import Diagnostic, diagnostics_of
 from operations.code.names import NAMESPACE, Names, NameTable
 from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
-from operations.code.script import Execution, LimitError, Script, may_be_scripted
+from operations.code.script import ARGUMENTS, Execution, LimitError, Script, may_be_scripted
 from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_operations
 from operations.contract.access import UNGRANTED, AccessControl
 from operations.contract.context import OperationContext, may_call
 from operations.contract.functions import operation, operations_of
-from operations.contract.specs import ErrorDefinition, Operation, OperationSpec, is_describable
+from operations.contract.specs import (
+    ErrorDefinition,
+    Operation,
+    OperationSpec,
+    OperationType,
+    is_describable,
+)
 from operations.front.search import Gateway
 from operations.registry.registry import OperationRegistry
+from operations.schema import from_schema
 
 T = TypeVar("T")
 
@@ -56,7 +63,7 @@ _MAX_SOURCES: Final = 64
 """The largest number of stubs that are kept for later checks."""
 
 _PATIENCE: Final = 5.0
-"""Seconds that are added to the time limit of the operation, which ends calls that the limit of the script does not."""
+"""Seconds for which entry points wait longer than a script may take."""
 
 _ERRORS: Final = (
     ErrorDefinition(REJECTED, "The type check has found errors; nothing has run.", http_status=422),
@@ -109,6 +116,7 @@ class Code:
         limits: The limits of scripts.
         access: Who may search and run scripts; by default everyone. Each call of a script is checked in any case.
         checks: Whether the types of scripts are checked before they run.
+        saved: Scripts that are operations.
 
     Raises:
         MissingExtraError: If the extra `code` is not installed.
@@ -121,6 +129,7 @@ class Code:
         limits: CodeLimits | None = None,
         access: AccessControl | None = None,
         checks: bool = True,
+        saved: Iterable[SavedScript] = (),
     ) -> None:
         self.limits = limits or CodeLimits()
         self._registry, self._checks = registry, checks
@@ -139,10 +148,15 @@ class Code:
                 needs_grant=False,
                 # A script has no authority but that of its caller.
                 calls=(),
-                timeout=self.limits.wall + _PATIENCE if each.spec.id == RUN else None,
+                # Entry points wait this long; the operation itself has no limit, because a run may wait for days.
+                source_timeout=self.limits.wall + _PATIENCE if each.spec.id == RUN else None,
                 spec=replace(each.spec, access_control=access or UNGRANTED),
             )
             for each in operations_of(self)
+        ]
+        self._operations += [
+            replace(self._saved(each), calls=(), source_timeout=self.limits.wall + _PATIENCE)
+            for each in saved
         ]
 
     def __iter__(self) -> Iterator[Operation]:
@@ -206,14 +220,58 @@ class Code:
             script: The script.
             check_only: Only check the types, and run nothing.
         """
+        return await self._run(script, context, check_only=check_only)
+
+    def used_by(self, script: str, context: OperationContext) -> list[OperationSpec]:
+        """Return the operations whose names are in a script, and that the caller may call."""
+        found = used_operations(self._names.current(), script)
+        return [spec for each in found if (spec := self._sees(each, context)) is not None]
+
+    def _saved(self, saved: SavedScript) -> Operation:
+        """Return a saved script as an operation."""
+
+        async def run(value: Any, context: OperationContext) -> Any:
+            done = await self._run(saved.script, context, arguments=value)
+            return done.result
+
+        namespace, _, name = saved.id.partition(".")
+        digest = digest_of(saved.script)
+        spec = OperationSpec(
+            namespace=namespace,
+            name=name,
+            version=digest,
+            type=OperationType.MUTATION,
+            description=saved.description,
+            input_schema=from_schema({"type": "object"}),
+            output_schema=from_schema(True),
+            access_control=saved.access,
+            error_schemas=_ERRORS,
+            meta={"script": digest},
+        )
+        return Operation(spec, run, durable=True)
+
+    async def _run(
+        self,
+        script: str,
+        context: OperationContext,
+        *,
+        check_only: bool = False,
+        arguments: JSONObject | None = None,
+    ) -> ScriptResult:
+        if context.claim is not None:
+            raise LimitError("scripts", "A script cannot run scripts")
         if len(script.encode("utf-8", "surrogatepass")) > self.limits.script:
             raise LimitError("script", f"A script has at most {self.limits.script} bytes")
         names = self._names.current()
-        execution = Execution(Script(script), context, self._registry, names, self.limits)
+        execution = Execution(
+            Script(script), context, self._registry, names, self.limits, arguments
+        )
         # A later attempt of a run must not be rejected after calls of the first one.
         is_first = context.run is None or context.run.state.attempt <= 1
         checks = check_only or (self._checks and is_first)
         source = self._source(script, context) if checks else None
+        if source is not None and (arguments is not None or check_only):
+            source = f"{source}{ARGUMENTS}: dict[str, Any]\n"
         async with self._place(context):
             try:
                 if check_only:

@@ -147,7 +147,8 @@ def _parameters(
     if found and parameters.is_object:
         found.insert(0, "*")
     additional = outline.schema.get("additionalProperties")
-    if parameters.is_object and (additional is True or isinstance(additional, dict)):
+    is_free = not inner and additional is not False
+    if parameters.is_object and (is_free or additional is True or isinstance(additional, dict)):
         found.append("**more: Any")
     return found
 

@@ -242,18 +242,37 @@ class LimitsEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedScriptEntry:
+    """A reviewed script as an operation. The name of the table is its id; `operations code save` writes it.
+
+    Attributes:
+        file: The script, relative to this file.
+        digest: The digest of the version that was reviewed; a changed file is rejected.
+        scopes: Scopes that a caller needs; each call of the script is checked in any case.
+        description: What it does.
+    """
+
+    file: str
+    digest: str
+    scopes: Names = ()
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodeEntry(Entry):
     """Code mode: agents search for operations and run scripts that call them, with `code.search` and `code.run`.
 
     Attributes:
         scopes: Scopes that a caller needs to run scripts; each call of a script is checked in any case.
         checks: Check the types of scripts before they run.
+        saved: Reviewed scripts that are operations, by id.
     """
 
     derived: ClassVar = Derived(lambda: (CodeLimits,), {})
 
     scopes: Names = ()
     checks: bool = True
+    saved: dict[str, SavedScriptEntry] = field(default_factory=dict[str, SavedScriptEntry])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,8 @@ class Hub:
         """The modification times of the files that this hub was built from."""
 
         self.code: Code | None = None
+        self.code_mode: Any = None
+        """`operations.code.Code`, if the file has the table [code]."""
         """The code of the modules, if it is imported again when it changes."""
         self.problem: str | None = None
         """Why the current version of the files cannot be used, so that the previous one stays in effect."""
@@ -512,7 +514,8 @@ async def open_hub(
                 await _run_setup(hub, stack)
             is_script = wanted.operation is not None and wanted.operation.startswith("code.")
             if settings.code is not None or is_script:
-                registry.register_all(code_of(file, registry))
+                hub.code_mode = code_of(file, registry)
+                registry.register_all(hub.code_mode)
             # A script may call any operation.
             if wanted.operation is None or is_script:
                 await hub.open(filter(wanted.includes, sources_of(file)), wait)

@@ -4,7 +4,7 @@ Packages that are slow to import or may not be installed are imported when a con
 """
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
@@ -20,12 +20,11 @@ from operations.authority.grants import PREFIX
 from operations.base.errors import OperationsError
 from operations.base.text import safe_namespace
 from operations.calls.kind import connect_broker
-from operations.code.config import CodeLimits
+from operations.code.config import CodeLimits, SavedScript, digest_of
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import CodeEntry, LedgerEntry
+from operations.config.model import CodeEntry, LedgerEntry, SavedScriptEntry
 from operations.contract.access import AccessControl, Identity
 from operations.contract.context import OperationContext
-from operations.contract.specs import Operation
 from operations.front.config import JWTConfig
 from operations.hub.place import HubPlace
 from operations.hub.source import Source
@@ -334,8 +333,8 @@ def runs_of(
         raise file.error(f"cannot be used: {error}", "runs.url") from error
 
 
-def code_of(file: ConfigFile, registry: OperationRegistry) -> Iterable[Operation]:
-    """Return the operations of code mode, which the registry closes.
+def code_of(file: ConfigFile, registry: OperationRegistry) -> Any:
+    """Return `operations.code.Code` for a config, which the registry closes.
 
     Raises:
         MissingExtraError: If the extra `code` is not installed.
@@ -346,7 +345,21 @@ def code_of(file: ConfigFile, registry: OperationRegistry) -> Iterable[Operation
     entry = file.config.code or CodeEntry()
     limits = CodeLimits(**file.options(CodeLimits, entry))
     access = AccessControl(required_scopes=entry.scopes) if entry.scopes else None
-    return Code(registry, limits=limits, access=access, checks=entry.checks)
+    saved = [_saved(file, name, each) for name, each in entry.saved.items()]
+    return Code(registry, limits=limits, access=access, checks=entry.checks, saved=saved)
+
+
+def _saved(file: ConfigFile, name: str, entry: SavedScriptEntry) -> SavedScript:
+    key = f"code.saved.{name}"
+    try:
+        script = Path(file.resolve(entry.file)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise file.error(f"cannot be read: {error}", f"{key}.file") from error
+    if digest_of(script) != entry.digest:
+        message = "does not match its file, which has changed since it was reviewed: save it again."
+        raise file.error(message, f"{key}.digest")
+    access = AccessControl(required_scopes=entry.scopes)
+    return SavedScript(id=name, script=script, description=entry.description, access=access)
 
 
 def _subject(file: ConfigFile, name: str | None) -> OperationContext:
