@@ -140,7 +140,7 @@ def run_theirs(file: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.skipif(not FASTMCP, reason="scripts/matrix tasks installs FastMCP")
 async def test_the_files_of_fastmcp_run(tmp_path: Path) -> None:
     async with upstream(tmp_path) as addresses:
-        outputs = []
+        outputs: list[str] = []
         for number, text in enumerate(THEIRS):
             file = tmp_path / f"their{number}.py"
             file.write_text(local(text, addresses).replace('"add"', '"math__add"'))

@@ -23,7 +23,7 @@ from cyclopts import Parameter
 
 from operations.base.errors import OperationsError
 from operations.base.files import read_small
-from operations.base.json.values import list_of, object_of
+from operations.base.json.values import is_object, list_of, object_of
 from operations.base.text import names_a_secret, safe_namespace, without_secrets
 from operations.base.types import JSONObject
 from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command
@@ -214,11 +214,12 @@ def _with_server(client: Client, path: Path, text: str, name: str, entry: JSONOb
         lines = json.dumps({name: entry}, indent=2)
         reason = f"{path} has comments or is not JSON, so it is not written. Add to {client.key!r}:"
         raise OperationsError(f"{reason}\n{lines}") from None
-    if not isinstance(document, dict) or not isinstance(document.get(client.key, {}), dict):
+    known = object_of(document).get(client.key, {})
+    if not is_object(document) or not is_object(known):
         raise OperationsError(f"{path} has another form than expected, so it is not written")
-    servers = {**object_of(document.get(client.key)), name: entry}
+    servers = {**known, name: entry}
     indent = re.search(r"\n([ \t]+)\S", text)
-    changed: JSONObject = {**object_of(document), client.key: servers}
+    changed: JSONObject = {**document, client.key: servers}
     return json.dumps(changed, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
 
 
