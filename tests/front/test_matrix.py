@@ -134,7 +134,9 @@ Call = Callable[[Hub, str, Any, str | None], Coroutine[Any, Any, str]]
 
 
 async def over_http(hub: Hub, operation: str, value: Any, key: str | None) -> str:
-    return await _posted(hub, "/" + operation.replace(".", "/"), value, key, {})
+    # No input is an empty body: `null` would be an input.
+    body = b"" if value is None else value
+    return await _posted(hub, "/" + operation.replace(".", "/"), body, key, {})
 
 
 async def over_gateway(hub: Hub, operation: str, value: Any, key: str | None) -> str:
