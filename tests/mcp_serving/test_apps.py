@@ -69,6 +69,7 @@ async def read(client: Client, uri: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.requirement("R77")
 async def test_views_of_two_servers_have_different_addresses_that_stay_views() -> None:
     async with hub("oslo", "rome") as (client, _):
         tools = await listed(client, HOST)

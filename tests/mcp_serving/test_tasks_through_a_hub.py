@@ -61,6 +61,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+@pytest.mark.requirement("R77")
 @pytest.mark.parametrize("name", ["wait", "fail", "quick"])
 async def test_a_task_has_the_same_result_as_with_a_direct_connection(
     world: World, name: str

@@ -64,6 +64,7 @@ def crashes(folder: Path, new_url: Callable[[], str], operation_id: str, moment:
             number += AT_ONCE
 
 
+@pytest.mark.requirement("R70", "R71", "F38")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_run_that_is_killed_at_any_commit_ends_and_repeats_no_call(
@@ -79,6 +80,7 @@ def test_a_run_that_is_killed_at_any_commit_ends_and_repeats_no_call(
     assert "unknown OUTCOME_UNKNOWN" in outcomes
 
 
+@pytest.mark.requirement("R71", "F38")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_run_of_one_call_is_never_made_twice(

@@ -50,6 +50,7 @@ async def outcomes_of(folder: Path, url: str, run_ids: list[str]) -> set[str]:
         return {await shop.outcome(run) for run in runs}
 
 
+@pytest.mark.requirement("R70", "R71", "F38")
 @pytest.mark.timeout(60 + 3 * KILLS)
 async def test_random_kills_lose_no_run_and_repeat_no_call(tmp_path: Path, url: str) -> None:
     """a: two processes work on orders; one of them is killed again and again."""
@@ -113,6 +114,7 @@ def own_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.requirement("F40")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kills", [True, False])
 async def test_a_database_that_is_restarted_loses_no_run(
@@ -204,6 +206,7 @@ class FullDatabase(SQLiteDatabase):
         return connection
 
 
+@pytest.mark.requirement("F40")
 async def test_a_full_disk_rejects_starts_and_loses_no_run(
     registries: OpenRegistry, effects: Effects, tmp_path: Path
 ) -> None:

@@ -272,6 +272,7 @@ async def test_watching_yields_the_present_state_every_change_and_the_end(
 # ------------------------------------------------------------ keys
 
 
+@pytest.mark.requirement("R73")
 async def test_a_key_names_one_run(registries: OpenRegistry, effects: Effects) -> None:
     """h, j"""
     registry = registries(effects.charge, effects.price)
@@ -293,6 +294,7 @@ async def test_a_key_names_one_run(registries: OpenRegistry, effects: Effects) -
     assert conflict.value.details["errors"][0]["path"] == "/key"
 
 
+@pytest.mark.requirement("R73")
 async def test_many_starts_with_one_key_at_the_same_time_are_one_run(
     registries: OpenRegistry, effects: Effects
 ) -> None:
@@ -614,6 +616,7 @@ async def resumed(registry: OperationRegistry, run: Run) -> RunState:
     return await ended(await registry.run(run.id, OPERATOR))
 
 
+@pytest.mark.requirement("R72")
 @pytest.mark.parametrize(
     ("today", "status"),
     [
@@ -670,6 +673,7 @@ class RevokingIssuer:
         return self.revoked
 
 
+@pytest.mark.requirement("R72")
 @pytest.mark.parametrize("revoked", [False, True])
 async def test_a_revoked_grant_continues_nothing(
     registries: OpenRegistry, effects: Effects, revoked: bool
