@@ -289,3 +289,27 @@ async def test_the_nested_calls_form_a_tree() -> None:
     assert root.operation_id == "code.run"
     assert [each.operation_id for each in nested] == ["shop.items", "shop.echo"]
     assert {each.parent_request_id for each in nested} == {root.request_id}
+
+
+async def test_the_stubs_of_a_large_result_fit_the_budget_with_shallow_types() -> None:
+    schema: Any = {"type": "string"}
+    for depth in range(6):
+        schema = {
+            "type": "object",
+            "properties": {f"field_{depth}_{number}": schema for number in range(3)},
+        }
+    spec = OperationSpec(
+        namespace="large", name="get", version="1", type=OperationType.QUERY,
+        input_schema=from_schema(True), output_schema=from_schema(schema),
+    )  # fmt: skip
+
+    async def get(_input: Any, _context: OperationContext) -> Any:
+        return {}
+
+    async with shop(Operation(spec, get)) as registry:
+        value = {"query": "large get", "tokens": 300}
+        found = (await registry.execute("code.search", value, OPERATOR)).data["stubs"]
+    ast.parse(found)
+    assert "field_5_0" in found
+    assert "dict[str, Any]" in found
+    assert len(found) <= 300 * 4

@@ -59,6 +59,9 @@ _MAX_FOUND: Final = 50
 
 _MAX_TRACE: Final = 3_000
 
+_DEPTHS: Final = (None, 4, 3, 2, 1)
+"""How deeply the types of found operations are nested: as deep as the budget allows."""
+
 _MAX_SOURCES: Final = 64
 """The largest number of stubs that are kept for later checks."""
 
@@ -195,16 +198,20 @@ class Code:
         names = self._names.current()
         found = await self._gateway.search(query, context, limit=_MAX_FOUND)
         specs = [self._gateway.spec(each.id, context) for each in found]
-        chosen: list[OperationSpec] = []
+        parts: list[str] = []
         left = tokens * _TOKEN
         for spec in specs:
-            size = len(Stubs(names, [spec]).source)
-            if chosen and size > left:
+            part = _fitting(names, spec, left if parts else left // 2)
+            if parts and len(part) > left:
                 break
-            chosen.append(spec)
-            left -= size
+            parts.append(part)
+            left -= len(part)
+        chosen, depths = specs[: len(parts)], (*_DEPTHS, 0)
+        wholes = (Stubs(names, chosen, depth=depth).source for depth in depths)
+        most = tokens * _TOKEN
+        stubs = next((each for each in wholes if len(each) <= most), "\n".join(parts))
         more = [names.python(spec.id) for spec in specs[len(chosen) :]]
-        return FoundStubs(stubs=Stubs(names, chosen).source if chosen else "", more=more[:20])
+        return FoundStubs(stubs=stubs if chosen else "", more=more[:20])
 
     @operation(RUN, durable=True, errors=_ERRORS)
     async def run(  # noqa: D417
@@ -366,6 +373,16 @@ class Code:
                 execution,
             )
         return _with_calls(CallError(FAILED, "The sandbox of the script has ended"), execution)
+
+
+def _fitting(names: Names, spec: OperationSpec, room: int) -> str:
+    """Return the stubs of an operation, with types as deep as fit into the room."""
+    found = ""
+    for depth in (*_DEPTHS, 0):
+        found = Stubs(names, [spec], depth=depth).source
+        if len(found) <= room:
+            break
+    return found
 
 
 def _shows(spec: OperationSpec, context: OperationContext) -> bool:

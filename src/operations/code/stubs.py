@@ -51,6 +51,7 @@ class Stubs:
         specs: The operations, which the caller may call.
         errors: The codes of the errors that get a class, besides those that the operations declare.
         namespaces: The namespaces that are declared in any case.
+        depth: How deeply objects are nested in the types; deeper ones have no types.
     """
 
     def __init__(
@@ -59,10 +60,13 @@ class Stubs:
         specs: Iterable[OperationSpec],
         errors: Collection[str] = (),
         namespaces: Iterable[str] = (),
+        depth: int | None = None,
     ) -> None:
         self._names = names
         # A type must not hide an error or a namespace.
-        self._types = TypeHints({*_RESERVED, *names.errors.values(), *names.operations}, brief=True)
+        self._types = TypeHints(
+            {*_RESERVED, *names.errors.values(), *names.operations}, brief=True, depth=depth
+        )
         self._codes = dict.fromkeys(errors)
         self._methods: dict[str, list[str]] = {each: [] for each in namespaces}
         self.parts: list[str] = []

@@ -47,12 +47,16 @@ class TypeHints:
     Args:
         taken: Names that a generated class must not have.
         brief: For stubs: an enum accepts no other values, and there are neither quotes nor empty descriptions.
+        depth: How deeply objects with properties of their own may be nested; deeper ones are `dict[str, Any]`.
     """
 
-    def __init__(self, taken: Collection[str], *, brief: bool = False) -> None:
+    def __init__(
+        self, taken: Collection[str], *, brief: bool = False, depth: int | None = None
+    ) -> None:
         self.classes: list[str] = []
         self._names = set(taken)
         self._brief = brief
+        self._left = depth
         self._by_reference: dict[tuple[str | int, str], str] = {}
         self._by_content: dict[tuple[Any, ...], str] = {}
         self._scopes = Scopes()
@@ -92,7 +96,15 @@ class TypeHints:
         ):
             return closed_literal(choices) if self._brief else open_literal(choices)
         if outline.properties:
-            return self._typed_dict(outline, hint, home)
+            if self._left is None:
+                return self._typed_dict(outline, hint, home)
+            if not self._left:
+                return "dict[str, Any]"
+            self._left -= 1
+            try:
+                return self._typed_dict(outline, hint, home)
+            finally:
+                self._left += 1
         if members := outline.members:
             return _union(
                 self.annotation(member, f"{hint}{number}", home, nesting)
