@@ -160,6 +160,51 @@ def test_a_terminal_shows_the_whole_input_before_it_asks(
     assert end(child) == code
 
 
+CLAIMED = """
+price = await work.add(a=40, b=2)
+await work.ship(to={"street": "Elm"}, size="large", notes=[f"{price}"])  # \u202e password="hunter2" SPACES input 1 byte
+"""
+
+
+@pytest.mark.requirement("R63")
+def test_a_terminal_marks_what_a_script_claims_about_its_call(start: Start, folder: Path) -> None:
+    with (folder / "operations.toml").open("a") as file:
+        file.write(
+            '\n[code]\n[tools."work.ship"]\napprove = true\n[state]\nurl = "sqlite:authority.db"\n'
+        )
+    (folder / "script.py").write_text(CLAIMED.replace("SPACES", " " * 60))
+    call = start("run", "script.py", "--as", "alice")
+    call.expect(r"[0-9a-f]{32}-[0-9a-f]{8}")
+    assert isinstance(call.match, re.Match)
+    approval = call.match.group()
+    assert end(call) == 9
+
+    child = start("approvals", "show", approval)
+    see(child, "claimed by the script, not part of what is approved:")
+    assert "input" not in (child.before or "")
+    child.expect(pexpect.EOF)
+    lines = drawn(child.before or "")
+    at = next(number for number, line in enumerate(lines) if line.startswith("input "))
+    claimed, exact = lines[:at], "\n".join(lines[at:])
+    assert all(line.startswith("  | ") for line in claimed)
+    text = " ".join(line.removeprefix("  | ") for line in claimed)
+    assert text.startswith('line 3: await work.ship(to={"street": "Elm"}, size="large"')
+    assert "\\u202e password=***" in text
+    assert "line 2: work.add success 42" in text
+    assert "\u202e" not in text
+    assert "hunter2" not in text
+    assert " " * 5 not in text
+    assert len(text) < 300
+    assert '"street": "Elm"' in exact
+
+    asked = start("approvals", "approve", approval)
+    see(asked, "claimed by the script")
+    see(asked, "input")
+    see(asked, "y/N:")
+    asked.sendline("")
+    assert end(asked) == 1
+
+
 def test_progress_is_shown_and_the_result_is_printed_on_separate_lines(start: Start) -> None:
     child = start("call", "work.slow", "steps=3", "pause=0.3")
     child.expect(pexpect.EOF)

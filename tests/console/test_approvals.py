@@ -19,7 +19,7 @@ BOSS, KEY = "the-key-of-the-boss", "k" * 32
 MODULE = """
 from typing import Any
 
-from operations import operation
+from operations import OperationContext, operation
 
 @operation("task.delete", scopes=["task"])
 async def delete(id: int) -> str:
@@ -28,6 +28,11 @@ async def delete(id: int) -> str:
 @operation("note.send", scopes=["task"])
 async def send(to: str, note: Any = None, amount: int = 0) -> str:
     return "sent"
+
+@operation("note.claimed", scopes=["task"])
+async def claimed(claim: dict[str, Any], context: OperationContext) -> None:
+    nested = context.changed(claim=claim).child("note.send")
+    await context.registry.execute("note.send", {"to": "bob"}, nested)
 """
 
 
@@ -224,6 +229,39 @@ def test_characters_that_hide_others_are_visible_in_a_request(eyes: Eyes) -> Non
         # JSON escapes control characters by itself.
         assert text.count("\\u001b" if sign == "\x1b" else f"U+{code}") == 2, code
     keep(page, "approvals-hidden-characters")
+
+
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize("size", [NARROW, DESK])
+def test_what_a_script_claims_is_marked_beside_the_exact_input(
+    eyes: Eyes, axe: str, size: tuple[int, int]
+) -> None:
+    earlier = {"line": 2, "operation": "task.list", "outcome": "success", "result": "[4,\u202e5]"}
+    claim = {
+        "by": "script",
+        "script": "d" * 32,
+        "line": 7,
+        "code": f"await note.send(to='\x1b\u200b{'x' * 150}', key=***)",
+        "before": [{**earlier, "result": f"{number}"} for number in range(4)] + [earlier],
+    }
+    assert call(eyes, "the-key-of-ann", "note/claimed", {"claim": claim}) == REQUIRED
+    page = waiting(eyes, size)
+
+    card = page.locator(".card")
+    shown = card.get_by_role("region", name="Claim")
+    expect(shown).to_contain_text("Claimed by the script")
+    expect(shown).to_contain_text("not part of what you approve")
+    lines = shown.locator("li")
+    expect(lines).to_have_count(6)
+    expect(lines.nth(0)).to_contain_text("line 7 await note.send(to='U+001BU+200B")
+    expect(lines.nth(1)).to_contain_text("line 2 task.list success [4,U+202E5]")
+    assert not set(shown.inner_text()) & {"\x1b", "\u200b", "\u202e"}
+    # The exact input is a part of its own.
+    expect(card.locator(".exact")).to_contain_text("bob")
+    assert shown.locator(".exact").count() == 0
+    keep(page, f"approvals-claim-{size[0]}")
+    assert faults(page, axe, None, "claim") == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.requirement("R63")

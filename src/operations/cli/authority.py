@@ -25,6 +25,7 @@ from operations.authority.queue import MAX_PAGE
 from operations.base.errors import OperationsError
 from operations.base.patterns import Patterns as PatternSet
 from operations.base.text import counted, printable, visible, visible_json
+from operations.base.types import JSONObject
 from operations.cli.call import confirm
 from operations.cli.options import (
     DEFAULTS,
@@ -35,6 +36,7 @@ from operations.cli.options import (
     command,
     encoded,
     local_time,
+    styled,
 )
 from operations.config import ConfigFile
 from operations.contract.access import Identity
@@ -368,10 +370,31 @@ def _show(record: Approval, screen: Screen) -> None:
     screen.line(("operation  ", "dim"), (record.operation, "bold"))
     screen.line(("asked by   ", "dim"), (_caller(record), ""))
     screen.line(("until      ", "dim"), (_time(record.until), ""))
+    if record.claim is not None:
+        _show_claim(record.claim, screen)
     screen.line(("input      ", "dim"), (_bytes(record), ""))
     screen.value(record.input)
     for place in record.generated:
         screen.line(("set when the call runs: ", "dim"), (place, ""))
+
+
+def _show_claim(claim: JSONObject, screen: Screen) -> None:
+    """Print what the author of a call claims about it, before the input, so that the answer follows the exact call."""
+    author = printable(str(claim.get("by", "caller")))
+    screen.line((f"claimed by the {author}, not part of what is approved:", "yellow"))
+    for line, *words in (
+        (claim.get("line"), claim.get("code")),
+        *(
+            (each.get("line"), each.get("operation"), each.get("outcome"), each.get("result"))
+            for each in reversed(claim.get("before") or ())
+        ),
+    ):
+        # Runs of spaces could push a part to a line of its own.
+        text = " ".join(" ".join(str(word) for word in words if word).split())
+        shown = styled((f"line {'?' if line is None else line}: {text}", ""))
+        # Each row of the screen is marked, so that no part poses as another line of the request.
+        for row in shown.wrap(screen.out, max(20, screen.out.width - 4)):
+            screen.line(("  | ", "yellow"), (row.plain.rstrip(), ""))
 
 
 def _line(record: Approval) -> str:

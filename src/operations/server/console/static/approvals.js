@@ -116,6 +116,7 @@ class Card {
         fact("Until", new Date(until).toLocaleString()),
         fact("Request", plain(id)),
       ),
+      approval.claim ? claimView(approval.claim) : null,
       el("h3", {}, "Input", el("span", { class: "hint" }, ` ${amount(size)}`)),
       this.body,
       this.cue,
@@ -180,4 +181,15 @@ class Card {
     const { id, operation } = this.approval;
     this.page.run("approvals.answer", { id, approve }, ({ state }) => `${operation}: ${state}.`);
   }
+}
+
+/** What the author of a call claims about it: the line of a script, and the calls before it. */
+function claimView({ by, line, code, before }) {
+  const row = (at, ...parts) => el("li", {}, el("span", { class: "hint" }, `line ${at ?? "?"} `), parts.filter(Boolean).map((part) => [el("bdi", {}, plain(part)), " "]).flat());
+  return el(
+    "section",
+    { class: "claim", "aria-label": "Claim" },
+    el("h3", {}, `Claimed by the ${plainString(by ?? "caller")}`, el("span", { class: "hint" }, ", not part of what you approve")),
+    el("ul", {}, row(line, code), (before ?? []).map((call) => row(call.line, call.operation, call.outcome, call.result)).reverse()),
+  );
 }
