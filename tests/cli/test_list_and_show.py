@@ -166,7 +166,7 @@ def test_a_source_that_fails_does_not_affect_others(run: Run, folder: Path) -> N
     ran = run("list")
 
     assert len(ids(ran)) == 12
-    assert ran.code == 0
+    assert ran.code == 3  # a module that does not exist is an error of the config
     for words in (
         "nothing_of_the_kind",
         "no_such_package",
@@ -225,3 +225,25 @@ def test_an_unknown_source_is_reported_with_those_that_exist(run: Callable[..., 
     assert ran.code == 1
     assert "there is no source nope; the config has: local" in ran.err
     assert run("list", "--source", "broker").code == 0
+
+
+@pytest.mark.parametrize(("columns", "is_folded"), [("80", False), ("60", True)])
+def test_a_list_is_readable_on_a_narrow_terminal(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, columns: str, is_folded: bool
+) -> None:
+    name = "notify_all_subscribers_of_changes"
+    (folder / "ops.py").write_text(
+        "from operations import operation\n"
+        f"@operation('work.{name}', type='query')\n"
+        "async def notify() -> None:\n"
+        "    'Send a notification to each person who follows the thing that changed.'\n"
+    )
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", columns)
+
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in run("list").out.splitlines()]
+
+    assert all(len(line) <= int(columns) for line in lines)
+    assert any(line.startswith(f"work.{name}  query") for line in lines)
+    assert "Send a notification" in lines[-1]
+    assert lines[-1].startswith("  Send") == is_folded

@@ -3,11 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import Ran
 from tests.limits import scaled
+
+from operations.contract.specs import OperationSpec
+from operations.front.search import Ranking
 
 Run = Callable[..., Ran]
 
@@ -23,6 +27,24 @@ def test_help_imports_no_command(folder: Path, environment: dict[str, str]) -> N
 
     assert "Find and call" in printed
     assert printed.splitlines()[-1] == "[]"
+
+
+def test_a_list_without_words_builds_no_search_index(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+    build = Ranking.__init__
+
+    def counted(ranking: Ranking, specs: Sequence[OperationSpec]) -> None:
+        built.append(len(specs))
+        build(ranking, specs)
+
+    monkeypatch.setattr(Ranking, "__init__", counted)
+
+    assert "work.add" in run("list", "--ids").out
+    assert built == []
+    assert "work.add" in run("list", "numbers", "--ids").out
+    assert built
 
 
 def test_five_thousand_operations_are_listed_and_found(folder: Path, run: Run) -> None:

@@ -126,6 +126,7 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
                 )
                 for row in rows
             ),
+            optional=("source",),
         )
         if screen.is_terminal and specs:
             screen.note(counted(len(specs), "operation"))

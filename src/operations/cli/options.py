@@ -16,7 +16,15 @@ import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -69,6 +77,9 @@ _LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 _WIDE = 100_000
 """The width of output that is not a terminal."""
+
+_READABLE = 24
+"""The width below which the last column of a table is hard to read."""
 
 
 def first_line(text: str) -> str:
@@ -178,12 +189,21 @@ class Screen:
         else:
             self.out.print(part, soft_wrap=overflow == "keep" or not self.is_terminal)
 
-    def rows(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    def rows(
+        self,
+        headings: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        optional: Collection[str] = (),
+    ) -> None:
         """Print a table on a terminal, or tab-separated lines in a pipe.
 
+        If the terminal is too narrow, the last column is shortened, or has a line of its own below each row.
+
         Args:
-            headings: The headings of the columns; the last column is shortened if the terminal is too narrow.
+            headings: The headings of the columns.
             rows: The cells; a type of operation has its colour.
+            optional: The columns to leave out if the terminal leaves too little room for the last column.
         """
         clean = [[printable(cell.replace("\t", " ")) for cell in row] for row in rows]
         if not self.is_terminal:
@@ -191,20 +211,34 @@ class Screen:
                 self.write("\t".join(row))
             return
         # Formatted here, because a rich table takes seconds for thousands of rows.
-        widths = [max(map(cell_len, column)) for column in zip(headings, *clean, strict=True)]
-        widths[-1] = min(
-            widths[-1], max(10, self.out.width - sum(widths[:-1]) - 2 * len(widths) + 2)
-        )
+        columns = list(zip(headings, *clean, strict=True))
+        widths = [max(map(cell_len, column)) for column in columns]
+        if self._room(widths) < min(widths[-1], _READABLE):
+            kept = [number for number, name in enumerate(headings) if name not in optional]
+            columns, widths = [columns[each] for each in kept], [widths[each] for each in kept]
+        room = self._room(widths)
+        is_folded = room < min(widths[-1], _READABLE)
+        widths[-1] = max(10, self.out.width - 2) if is_folded else min(widths[-1], room)
         colours = None if self.out.no_color else ColorSystem.STANDARD
-        heading = "  ".join(map(set_cell_size, headings, widths)).rstrip()
-        self.line((heading, "dim"), overflow="keep")
-        for row in clean:
+        for number, texts in enumerate(zip(*columns, strict=True)):
             cells = [
-                Style.parse(STYLES.get(cell, "")).render(_fitted(cell, width), color_system=colours)
-                for cell, width in zip(row, widths, strict=True)
+                Style.parse(STYLES.get(cell, "") if number else "dim").render(
+                    _fitted(cell, width), color_system=colours
+                )
+                for cell, width in zip(texts, widths, strict=True)
             ]
-            self.write("  ".join(cells).rstrip())
+            first, last = "  ".join(cells[:-1]).rstrip(), cells[-1].rstrip()
+            if not is_folded:
+                self.write(f"{first}  {last}".rstrip() if len(cells) > 1 else last)
+            elif number:
+                self.write(first)
+                if last:
+                    self.write(f"  {last}")
         sys.stdout.flush()
+
+    def _room(self, widths: Sequence[int]) -> int:
+        """Return the width that a terminal leaves for the last of some columns."""
+        return self.out.width - sum(widths[:-1]) - 2 * len(widths) + 2
 
     def some(self, items: Sequence[T], limit: int = SHOWN, *, verbose: bool) -> Iterator[T]:
         """Yield the first items, or all if `verbose`, and then print how many are left out."""

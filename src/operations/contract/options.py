@@ -243,7 +243,10 @@ def _made(name: str, keys: Mapping[str, tuple[Any, Any, str]], description: str)
         if make.__hash__ is None or hasattr(make, "__dataclass_fields__"):
             default = dataclasses.field(default_factory=make)  # noqa: PLW2901
         fields.append((key, annotation) if default is MISSING else (key, annotation, default))
-    made = dataclasses.make_dataclass(name, fields, kw_only=True)
+    # Only the fields are used, and each generated method takes time to compile.
+    made = dataclasses.make_dataclass(
+        name, fields, kw_only=True, init=False, repr=False, eq=False, match_args=False
+    )
     made.__doc__ = description
     return made
 

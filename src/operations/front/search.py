@@ -332,7 +332,8 @@ class Gateway:
         self._registry = registry
         self._shows = shows
         self.max_query = 1_000
-        self._ranking = Ranking(())
+        self._specs: Sequence[OperationSpec] = ()
+        self._ranking: Ranking | None = None
         self._revision = -1
         self._indexing = asyncio.Lock()
 
@@ -376,7 +377,7 @@ class Gateway:
             )
 
         found: list[Found] = []
-        for spec, score in (await self._current()).ranked(query):
+        for spec, score in await self._ranked(query):
             if len(found) >= limit:
                 break
             if wanted(spec):
@@ -434,14 +435,21 @@ class Gateway:
             forward_error(error)
             raise
 
-    async def _current(self) -> Ranking:
-        """Return the current index of the registry; build a large index in a thread."""
+    async def _ranked(self, query: str) -> Iterator[tuple[OperationSpec, float]]:
+        """Return the operations that match a query with their scores; list and index many operations in a thread."""
         async with self._indexing:
             if self._revision != self._registry.revision:
                 revision, specs = self._registry.revision, self._registry.specs()
-                self._ranking = await asyncio.to_thread(lambda: Ranking([*describable(specs)]))
-                self._revision = revision
-            return self._ranking
+                self._specs = await asyncio.to_thread(
+                    lambda: sorted(describable(specs), key=lambda spec: spec.id)
+                )
+                self._revision, self._ranking = revision, None
+            if not words_of(query):
+                # An index of 1,000 operations takes longer than the whole list.
+                return ((spec, 0.0) for spec in self._specs)
+            if self._ranking is None:
+                self._ranking = await asyncio.to_thread(Ranking, self._specs)
+            return self._ranking.ranked(query)
 
 
 def _as_caller(context: OperationContext) -> OperationContext:
