@@ -114,7 +114,9 @@ async def test_an_idempotency_key_names_a_run(client: Client, effects: Effects) 
     other = await client.post("/shop/charge", {"amount": 4}, headers=key)
 
     assert [(each.status, each.json) for each in responses] == [(200, 3), (200, 3)]
+    empty = await client.post("/shop/charge", {"amount": 5}, headers={**ADA, "idempotency-key": ""})
     assert (other.status, other.json["code"]) == (422, "VALIDATION_ERROR")
+    assert (empty.status, empty.json["code"]) == (422, "VALIDATION_ERROR")
     assert effects.made == [3]
 
 

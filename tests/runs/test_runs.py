@@ -335,7 +335,7 @@ async def test_anonymous_callers_and_strange_keys_are_rejected(registries: OpenR
 
     registry = registries(anyone)
 
-    for context, key in ((OperationContext(), "k"), (ADA, ""), (ADA, "k" * 256)):
+    for context, key in ((OperationContext(), "k"), (ADA, ""), (ADA, "k" * 256), (ADA, "\ud800")):
         with pytest.raises(CallError) as caught:
             await registry.start("shop.open", {}, context, key=key)
         assert caught.value.code == ErrorCode.VALIDATION_ERROR
@@ -931,6 +931,65 @@ async def test_limits_reject_further_runs(registries: OpenRegistry, effects: Eff
         with pytest.raises(CallError) as caught:
             await registry.start("shop.charge", {"amount": 1}, context, delay=3600)
         assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+async def test_the_limit_of_all_live_runs_holds_for_all_processes_together(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    first, second = (registries(effects.charge, limits=Limits(live=3)) for _ in range(2))
+    await second.run_store.open()  # type: ignore[union-attr]
+
+    for context in (ADA, BEN, ADA):
+        await first.start("shop.charge", {"amount": 1}, context, delay=3600)
+    with pytest.raises(CallError) as caught:
+        await second.start("shop.charge", {"amount": 1}, BEN, delay=3600)
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("kind", ["calls", "sleeps", "signals"])
+async def test_calls_at_the_same_time_have_no_more_steps_than_others(
+    registries: OpenRegistry, effects: Effects, kind: str
+) -> None:
+    async def order(context: OperationContext) -> int:
+        for name in "abc":
+            await context.run.signal(name)
+        made = {
+            "calls": lambda number: context.call(effects.price, number),
+            "sleeps": lambda _: context.sleep(0),
+            "signals": lambda number: context.wait_for("abc"[number]),
+        }[kind]
+        results = await asyncio.gather(*map(made, range(3)), return_exceptions=True)
+        errors = [each for each in results if isinstance(each, CallError)]
+        assert all(each.code == ErrorCode.RESOURCE_EXHAUSTED for each in errors)
+        return len(errors)
+
+    registry = registries(durable(order), effects.price, limits=Limits(steps=2))
+    run = await registry.start("shop.order", {}, ADA)
+
+    assert (await run.result(10)).data == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("delay", -1),
+        ("delay", float("inf")),
+        ("delay", float("nan")),
+        ("at", float("inf")),
+        ("retention", -1),
+        ("retention", float("nan")),
+    ],
+)
+async def test_times_that_do_not_exist_are_rejected(
+    registries: OpenRegistry, effects: Effects, name: str, given: float
+) -> None:
+    registry = registries(effects.charge)
+
+    with pytest.raises(CallError) as caught:
+        await registry.start("shop.charge", {"amount": 1}, ADA, **{name: given})  # type: ignore[arg-type]
+
+    assert caught.value.details["errors"][0]["path"] == f"/{name}"
 
 
 # ------------------------------------------------------------ who may see what

@@ -450,6 +450,123 @@ async def test_a_failed_run_is_retried_with_its_recorded_results(
     assert effects.made == [1]
 
 
+async def test_only_a_call_of_unknown_outcome_has_a_result_to_record(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    registry = registries(effects.fail)
+    run = await registry.start("shop.fail", {"reason": "NO_TRAIN"}, ADA)
+    await ended(run)
+
+    with pytest.raises(CallError) as caught:
+        await run.retry(ran=7)
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert (await run.refresh()).status == "failed"
+
+
+async def test_a_recorded_result_of_the_root_call_keeps_its_step_if_steps_are_kept(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    first = registries(effects.slow)
+    run = await first.start("shop.slow", {"amount": 1}, ADA)
+    await effects.begun.wait()
+    await crash(first)
+    second = registries(effects.slow, keep_steps=True)
+    await second.run_store.open()  # type: ignore[union-attr]
+    run = await second.run(run.id, ADA)
+    await ended(run)
+
+    await run.retry(ran=7)
+    (step,) = await run.steps()
+
+    assert (await run.result(10)).data == 7
+    assert (step.name, step.ended is not None) == (".", True)
+
+
+async def test_a_retry_needs_room_for_one_more_live_run(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    registry = registries(effects.charge, limits=Limits(live_per_caller=1))
+    cancelled = await registry.start("shop.charge", {"amount": 1}, ADA, delay=3600)
+    await cancelled.cancel()
+    live = await registry.start("shop.charge", {"amount": 1}, ADA, delay=3600)
+
+    with pytest.raises(CallError) as caught:
+        await cancelled.retry()
+    await live.cancel()
+    await cancelled.retry()
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert (await cancelled.result(10)).data == 1
+
+
+async def test_a_retried_run_asks_again_with_the_whole_time(registries: OpenRegistry) -> None:
+    waits = iter([("old", 0.2), ("new", 60)])
+
+    async def order(context: OperationContext) -> Any:
+        name, seconds = next(waits)
+        return await context.wait_for(name, seconds)
+
+    registry = registries(durable(order))
+    run = await registry.start("shop.order", {}, ADA)
+    await waiting(run)
+    await run.cancel()
+    await ended(run)
+    await run.retry()
+    state = await waiting(run)
+    await run.signal("new", 5)
+
+    assert [each.request["name"] for each in state.waiting] == ["new"]
+    assert (await run.result(10)).data == 5
+
+
+async def test_a_retried_run_uses_the_approval_of_its_first_attempt(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    """f: the nested calls of the first attempt are recorded, so the call goes on and is not made again."""
+    fails = iter([True, False])
+
+    async def order(context: OperationContext) -> int:
+        charged = await context.call(effects.charge, 1)
+        if next(fails):
+            raise CallError("NO_TRAIN", "no train")
+        return int(charged)
+
+    registry = registries(durable(order), effects.charge)
+    with_approval(registry, "shop.order")
+    run = await registry.start("shop.order", {}, ADA)
+    await waiting(run)
+    await answer_next(registry, approve=True)
+    failed = await ended(run)
+    await run.retry()
+
+    assert failed.error["code"] == "NO_TRAIN"
+    assert (await run.result(10)).data == 1
+    assert effects.made == [1]
+
+
+async def test_a_call_that_did_not_run_keeps_its_approval(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    first = registries(effects.slow)
+    with_approval(first, "shop.slow")
+    run = await first.start("shop.slow", {"amount": 1}, ADA)
+    await waiting(run)
+    await answer_next(first, approve=True)
+    await effects.begun.wait()
+    await crash(first)
+    second = registries(effects.slow)
+    with_approval(second, "shop.slow")
+    await second.run_store.open()  # type: ignore[union-attr]
+    run = await second.run(run.id, ADA)
+    unknown = await ended(run)
+    effects.released.set()
+    await run.retry(not_run=True)
+
+    assert unknown.status == "unknown"
+    assert (await run.result(10)).data == 1
+
+
 # ------------------------------------------------------------ many
 
 

@@ -86,6 +86,9 @@ _MAX_PAGE: Final = 100
 _CHECK_SECONDS: Final = 5.0
 """Seconds after which a journal that does not respond counts as not working."""
 
+_MAX_TIME: Final = 1e15
+"""The largest number of seconds or milliseconds that a start accepts."""
+
 _DAY: Final = 24 * 3600.0
 
 _SCHEDULE_SECONDS: Final = 30.0
@@ -165,7 +168,6 @@ class Runs:
         self._is_newer = self._is_closed = False
         self._watchers = Watchers(self._revisions)
         self._digests: dict[str, tuple[Operation, str]] = {}
-        self._live = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._approvals: asyncio.Task[None] | None = None
         self._has_approvals = False
@@ -216,7 +218,8 @@ class Runs:
                 return
             self._is_closed = False
             self._loop = asyncio.get_running_loop()
-            self._live = await self.write(self.journal.count_live)
+            # The first connection makes the tables.
+            await self.write(lambda db: db.now())
             executes = self._executes and not self._is_newer
             if self._is_newer and self._executes:
                 logger.error(
@@ -450,7 +453,6 @@ class Runs:
         """
         await self._opened()
         new = self._new_run(plan, value, context, options)
-        await self._enforce_room()
         grant = None if context.identity is None else context.identity.grant
         if self._grants is None and grant is not None:
             self._grants = grant.issuer
@@ -468,15 +470,6 @@ class Runs:
         state, _ = await asyncio.shield(work)
         return state
 
-    async def _enforce_room(self) -> None:
-        """Check the number of live runs, which is counted only when the limit may have been reached."""
-        self._live += 1
-        if self._live > self.limits.live:
-            self._live = 1 + await self.read(self.journal.count_live)
-            if self._live > self.limits.live:
-                message = f"There are {self.limits.live} live runs: wait until some have ended"
-                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
-
     def _begin_now(
         self, executor: Executor, done: "asyncio.Future[Any]", context: OperationContext
     ) -> None:
@@ -489,8 +482,11 @@ class Runs:
     ) -> NewRun:
         operation = plan.operation
         data = _encoded(value, "The input of a run", self.limits.input_bytes)
-        if options.delay < 0:
-            raise invalid_argument("/delay", "must not be negative", "minimum", subject="delay")
+        for name in ("delay", "at", "retention"):
+            given = getattr(options, name)
+            if given is not None and not 0 <= given <= _MAX_TIME:
+                message = "must be a number from 0 to 10^15"
+                raise invalid_argument(f"/{name}", message, "minimum", subject=name)
         if options.delay and options.at is not None:
             raise invalid_argument("/at", "cannot be used together with delay", "not", subject="at")
         owner, agent, account = callers.owner_of(context)

@@ -155,7 +155,11 @@ def key_of(key: str, operation_id: str, context: OperationContext) -> str:
         whose: list[Any] = [OPERATOR]
     else:
         whose = [identity.issuer, identity.id, identity.presented[0]]
-    return sha256(canonical([*whose, operation_id, key])).hexdigest()
+    try:
+        text = canonical([*whose, operation_id, key])
+    except ValueError:
+        raise _invalid_key("A key must be valid Unicode") from None
+    return sha256(text).hexdigest()
 
 
 def _invalid_key(message: str) -> CallError:

@@ -17,7 +17,7 @@ from operations.contract.envelopes import local_envelope
 from operations.registry.runs import FINAL, RunState, RunStatus, RunStep, Waiting
 from operations.runs.database import Connection, Database
 from operations.runs.notes import Notes
-from operations.runs.records import ONCE, ROOT, Asked, Attempt, End, NewRun, Question, Step
+from operations.runs.records import DURABLE, ONCE, ROOT, Asked, Attempt, End, NewRun, Question, Step
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
@@ -97,7 +97,7 @@ class Journal:
         now = db.now()
         if new.key is not None and (known := self._of_key(db, new, now)) is not None:
             return known, None
-        self._enforce_room(db, new)
+        self._enforce_room(db, new.owner)
         wake = max(now + new.delay, new.at or 0)
         wake = 0 if wake <= now else wake
         claims = (
@@ -155,19 +155,24 @@ class Journal:
             raise CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": [issue]})
         return _state(state, result, error)
 
-    def _enforce_room(self, db: Connection, new: NewRun) -> None:
-        most = self._limits.live_per_caller
-        live = db.rows(
-            "SELECT COUNT(*) FROM (SELECT 1 FROM runs WHERE owner = ? AND expires IS NULL LIMIT ?) AS live",
-            new.owner, most,
-        )  # fmt: skip
-        if live[0][0] >= most:
-            message = f"The caller has {most} live runs: wait until some have ended, or cancel some"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
+    def _enforce_room(self, db: Connection, owner: str) -> None:
+        """Check that one more run may be live, of all processes.
 
-    def count_live(self, db: Connection) -> int:
-        """Return the number of runs that have not ended."""
-        return int(db.rows("SELECT COUNT(*) FROM runs WHERE expires IS NULL")[0][0])
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED`.
+        """
+        own, most = self._limits.live_per_caller, self._limits.live
+        ((owned, live),) = db.rows(
+            "SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM runs WHERE owner = ? AND expires IS NULL LIMIT ?) AS own),"
+            " (SELECT COUNT(*) FROM (SELECT 1 FROM runs WHERE expires IS NULL LIMIT ?) AS every)",
+            owner, own, most,
+        )  # fmt: skip
+        if owned >= own:
+            message = f"The caller has {own} live runs: wait until some have ended, or cancel some"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
+        if live >= most:
+            message = f"There are {most} live runs: wait until some have ended"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
 
     def ready(self, db: Connection) -> tuple[bool, int | None]:
         """Return whether a run is ready, and the milliseconds until another one becomes ready; None if none does."""
@@ -270,8 +275,8 @@ class Journal:
     ) -> bool:
         db.count(
             f"INSERT INTO steps (run, {_STEP}, answered_by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (run, name) DO UPDATE SET fence = excluded.fence, begun = excluded.begun,"
-            " ended = excluded.ended, result = excluded.result, error = excluded.error",
+            " ON CONFLICT (run, name) DO UPDATE SET kind = excluded.kind, fence = excluded.fence,"
+            " begun = excluded.begun, ended = excluded.ended, result = excluded.result, error = excluded.error",
             run_id, step.name, step.parent, step.operation, step.kind, fence, step.begun or db.now(), step.ended,
             step.result, step.error, by,
         )  # fmt: skip
@@ -542,7 +547,8 @@ class Journal:
     def approvals(self, db: Connection) -> list[tuple[str, str]]:
         """Return the runs that wait for approvals, each with the id of the approval."""
         rows = db.rows(
-            "SELECT run, request FROM questions WHERE kind = 'approval' AND answer IS NULL"
+            "SELECT q.run, q.request FROM questions AS q JOIN runs AS r ON r.id = q.run"
+            " WHERE q.kind = 'approval' AND q.answer IS NULL AND r.expires IS NULL"
         )
         return [(run_id, _decode(request)["approval"]) for run_id, request in rows]
 
@@ -561,12 +567,13 @@ class Journal:
             not_run: Whether that call did not run.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if the run cannot be retried, or the decision is missing.
+            CallError: `VALIDATION_ERROR` if the run cannot be retried, or the decision is missing or not possible;
+                `RESOURCE_EXHAUSTED` if too many runs are live.
         """
         rows = db.rows(
-            f"SELECT status, operation FROM runs WHERE id = ?{self._database.lock}", run_id
+            f"SELECT status, operation, owner FROM runs WHERE id = ?{self._database.lock}", run_id
         )
-        status, root = rows[0] if rows else ("", "")
+        status, root, owner = rows[0] if rows else ("", "", "")
         if status not in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.UNKNOWN):
             message = (
                 f"Only failed, cancelled and unknown runs can be retried; this one is {status}"
@@ -580,6 +587,11 @@ class Journal:
         if is_unclear and (ran is not None) == not_run:
             message = "Find out whether the call ran: retry with its result, or decide that it did not run"
             raise CallError(ErrorCode.VALIDATION_ERROR, message)
+        if ran is not None and not begun:
+            message = "The run has no call whose outcome is unknown, so there is nothing whose result can be recorded"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
+        if ran is None or begun[0][0] != ROOT:
+            self._enforce_room(db, owner)
         now = db.now()
         if is_unclear:
             # Also after a divergence, which no step shows.
@@ -588,7 +600,10 @@ class Journal:
             self._notes.line("run.settled", run_id, root, step=step, by=by, **decision)
         else:
             self._notes.line("run.retried", run_id, root, by=by, status=status)
-        if begun and not_run:
+        if begun and not_run and begun[0][0] == ROOT:
+            # It has spent its approval and budget.
+            self._reopen_root(db, run_id)
+        elif begun and not_run:
             db.count("DELETE FROM steps WHERE run = ? AND name = ?", run_id, begun[0][0])
         elif begun and ran is not None:
             name, operation = begun[0]
@@ -601,14 +616,25 @@ class Journal:
                     " expires = ? + COALESCE(retention, ?), revision = revision + 1 WHERE id = ?",
                     data, now, now, self._kept("completed"), run_id,
                 )  # fmt: skip
-                db.count("DELETE FROM steps WHERE run = ?", run_id)
+                if self._keep_steps:
+                    sql = "UPDATE steps SET ended = ?, result = ? WHERE run = ? AND name = ?"
+                    db.count(sql, now, data, run_id, ROOT)
+                else:
+                    db.count("DELETE FROM steps WHERE run = ?", run_id)
                 db.changed(run_id)
                 self._notes.is_over(db, run_id, root, "completed", None)
                 return True
             db.count(
                 "UPDATE steps SET ended = ?, result = ? WHERE run = ? AND name = ?", now, data, run_id, name
             )  # fmt: skip
+        if db.rows(
+            "SELECT 1 FROM steps WHERE run = ? AND name = ? AND kind <> ? AND error IS NOT NULL",
+            run_id, ROOT, ONCE,
+        ):  # fmt: skip
+            self._reopen_root(db, run_id)
         db.count("DELETE FROM steps WHERE run = ? AND error IS NOT NULL", run_id)
+        # Asked again, with their whole time.
+        db.count("DELETE FROM questions WHERE run = ? AND answer IS NULL", run_id)
         db.count(
             "UPDATE runs SET status = 'queued', result = NULL, error = NULL, waiting = NULL, wake = 0, holder = NULL,"
             " expires = NULL, cancelled_by = NULL, crashes = 0, cause = 'retry', fence = fence + 1, updated = ?,"
@@ -617,6 +643,13 @@ class Journal:
         )  # fmt: skip
         db.changed(run_id)
         return True
+
+    def _reopen_root(self, db: Connection, run_id: str) -> None:
+        """Let the call of a run begin again without another approval or unit of a budget."""
+        db.count(
+            "UPDATE steps SET kind = ?, ended = NULL, result = NULL, error = NULL WHERE run = ? AND name = ?",
+            DURABLE, run_id, ROOT,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ states of an attempt
 

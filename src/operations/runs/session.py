@@ -440,6 +440,7 @@ class Session:
                 pass
             elif error.begun is False:
                 await self._forget(scope.record)
+                self._count -= 1
                 self.names.give_back(scope.record.name)
             else:
                 await self._record(scope.record, None, error)
@@ -498,11 +499,20 @@ class Session:
 
     async def _enforce_new(self, operation: str) -> None:
         """Check that a new step may begin: its run has room for it, and its caller is still valid."""
+        self._take_room()
+        if self.identity is not None:
+            await enforce_current(self.identity, operation)
+
+    def _take_room(self) -> None:
+        """Count a new step.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED`.
+        """
         if self._count >= self.host.limits.steps:
             message = f"A run has at most {self.host.limits.steps} steps"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=False)
-        if self.identity is not None:
-            await enforce_current(self.identity, operation)
+        self._count += 1
 
     async def begin(self, name: str, parent: str, operation: Operation) -> Step:
         """Commit the marker of a call whose handler begins now, if it needs one; return the step."""
@@ -551,7 +561,6 @@ class Session:
             lambda db: journal.end_step(db, attempt.id, attempt.fence, step, result, failure)
         )
         self._begun.pop(step.name, None)
-        self._count += 1
         await self._enforce_open()
 
     async def _forget(self, step: Step) -> None:
@@ -665,6 +674,8 @@ class Session:
         """Sleep until a recorded time."""
         await self._enforce_open()
         name = self.names.take(parent, SLEEP, None)
+        if self.recorded.get(name) is None:
+            self._take_room()
         step = Step(name, parent, SLEEP, SLEEP, 0, 0, None, None, None)
         attempt, journal = self.attempt, self.host.journal
         left = await self._store(
@@ -718,6 +729,7 @@ class Session:
             if found.error is not None:
                 raise _error(found.error)
             return found.result or b"null"
+        self._take_room()
         step = Step(name, parent, operation, QUERY, 0, 0, None, None, None)
         attempt, journal = self.attempt, self.host.journal
         question = Question(name, kind, msgspec.json.encode(request))

@@ -85,7 +85,7 @@ async def call_run(
     """
     asked = Preference(state)
     registry, context = state.front.registry, state.context
-    if not (operation.durable or asked.is_async or asked.key):
+    if not (operation.durable or asked.is_async or asked.key is not None):
         return await registry.execute(operation.spec.id, value, context)
     run = await registry.start(operation.spec.id, value, context, key=asked.key)
     # The response is sent before the request ends.
