@@ -508,6 +508,9 @@ class SourceInfo(msgspec.Struct, frozen=True):
     """For how many milliseconds clients may cache each of its lists, by their keys in results, and whether a cache may
     show a list to other callers; lists without such a statement are missing."""
 
+    offers: JSONObject = {}
+    """The `extensions` and `experimental` capabilities that it offers, with their settings."""
+
 
 class Operation(msgspec.Struct, frozen=True):
     """A spec with its handler. A struct, because creating a frozen dataclass takes ten times as long."""

@@ -207,6 +207,10 @@ class MCPClientConfig(ConnectionConfig):
     """Extensions of the protocol that are declared to the server, besides tasks. None: MCP Apps and, on a connection of
     one caller (`per_caller`), those that its client declares. A list limits both."""
 
+    baggage: bool = False
+    """Send the W3C `baggage` in the `_meta` of a client's request to the server. It may contain data that a third party
+    must not see."""
+
     trust_annotations: bool = False
     """Trust what the server declares about its tools: read-only, idempotent, exported contracts."""
 

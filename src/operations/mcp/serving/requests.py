@@ -378,7 +378,8 @@ class HandshakeTransport:
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
         exchange = Exchange(state, message["id"], session, streams=False)
-        options = self._server.create_initialization_options()
+        extensions = self._service.extensions(state.identity)
+        options = self._server.create_initialization_options(extensions=extensions)
         options.instructions = self._service.instructions(state.identity)
         runner = ServerRunner(self._server, session.connection, None, init_options=options)
         reply = await exchange.serve(

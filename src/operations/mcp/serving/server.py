@@ -436,7 +436,8 @@ class RegistryServer(Server[None]):
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
         """Return the SDK's options with the instructions of our sources; changes are announced by default."""
-        offered = self.service.extensions()
+        if extensions is None:
+            extensions = self.service.extensions(self.identity)
         options = super().create_initialization_options(
             notification_options
             or NotificationOptions(
@@ -444,7 +445,7 @@ class RegistryServer(Server[None]):
             ),
             experimental_capabilities,
             # Tasks need requests of 2026-07-28.
-            extensions or {key: each for key, each in offered.items() if key != TASKS},
+            {key: each for key, each in extensions.items() if key != TASKS},
         )
         options.instructions = self.service.instructions(self.identity)
         return options
@@ -453,12 +454,14 @@ class RegistryServer(Server[None]):
         self, request: RequestContext, _params: types.RequestParams
     ) -> types.DiscoverResult:
         """Return the server's capabilities for clients of revision 2026-07-28 or later."""
+        identity = self._caller(request).identity
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS),
             capabilities=self.get_capabilities(
-                extensions=self.service.extensions(), protocol_version=request.protocol_version
+                extensions=self.service.extensions(identity),
+                protocol_version=request.protocol_version,
             ),
-            instructions=self.service.instructions(self._caller(request).identity),
+            instructions=self.service.instructions(identity),
         )
 
 

@@ -126,13 +126,25 @@ class Service:
     def _allows(self, extension: str) -> bool:
         return self._allowed is None or extension in self._allowed
 
-    def extensions(self) -> dict[str, JSONObject]:
-        """Return the extensions of the protocol for clients since 2026-07-28, with their settings."""
+    def extensions(self, identity: Identity | None) -> dict[str, JSONObject]:
+        """Return the extensions of the protocol for clients since 2026-07-28, with their settings.
+
+        What the servers of imported operations offer is listed by namespace, if the caller may call one of these
+        operations.
+        """
         offered: dict[str, JSONObject] = {TASKS: {}} if self.tasks.is_offered else {}
         if self.catalog.views and self._allows(UI):
             offered[UI] = {}
         if self.skills.is_offered:
             offered[SKILLS] = {"directoryRead": True}
+        context = OperationContext(identity=identity)
+        sources = {
+            namespace: info.offers
+            for namespace, (info, specs) in self.catalog.offers.items()
+            if any(may_call(spec, context) for spec in specs)
+        }
+        if sources and self._allows(codec.SOURCES_KEY):
+            offered[codec.SOURCES_KEY] = sources
         return offered
 
     # ------------------------------------------------------------ tools

@@ -80,6 +80,9 @@ _PROTOCOL: Final = re.compile(r"([\w-]+\.)*(modelcontextprotocol|mcp)(\.[\w-]+)*
 _CREDENTIAL: Final = re.compile(
     r"auth|bearer|cookie|credential|key|passw|secret|session|token", re.IGNORECASE
 )
+_BAGGAGE: Final = "baggage"
+"""The key of W3C baggage in `_meta`."""
+
 _MAX_SENT: Final = 8 * 1024
 
 
@@ -95,25 +98,37 @@ def passed_meta(meta: Any) -> JSONObject:
 def sent_meta(meta: Any) -> Mapping[str, Any]:
     """Return the part of a client's `_meta` to forward to the server of an imported operation.
 
-    Keys of the protocol and of this library concern only this connection. Trace context is forwarded separately. Keys
-    that indicate a credential, and more than `_MAX_SENT` bytes, are not forwarded.
+    Keys of the protocol and of this library concern only this connection. Trace context is forwarded separately, and
+    `baggage` only to sources that are configured to receive it. Keys that indicate a credential, and more than
+    `_MAX_SENT` bytes, are not forwarded.
     """
     sent = {
         key: value
         for key, value in passed_meta(meta).items()
-        if "/" in key and not _PROTOCOL.match(key) and not _CREDENTIAL.search(key)
+        if ("/" in key and not _PROTOCOL.match(key) and not _CREDENTIAL.search(key))
+        or (key == _BAGGAGE and isinstance(value, str))
     }
     return sent if sent and len(msgspec.json.encode(sent)) <= _MAX_SENT else NOTHING
 
 
-def with_caller_meta(params: JSONObject, context: OperationContext, *, modern: bool) -> JSONObject:
+def with_caller_meta(
+    params: JSONObject, context: OperationContext, *, modern: bool, baggage: bool
+) -> JSONObject:
     """Return a copy of `params` with the caller's `_meta`, trace context and requested log level (2026-07-28).
 
     Only the server of the called operation receives the caller's `_meta`, not the servers of nested calls.
+
+    Args:
+        params: The parameters of the request.
+        context: The context of the call.
+        modern: Whether the server speaks 2026-07-28 or later.
+        baggage: Whether the server may receive the caller's `baggage`.
     """
     meta: JSONObject = {}
     if context.channel.meta and context.parent_request_id is None:
         meta |= context.channel.meta
+        if not baggage:
+            meta.pop(_BAGGAGE, None)
     if context.metadata:
         meta |= trace_context(context.metadata)
     level = context.channel.log_level

@@ -370,7 +370,7 @@ class ServerCatalog:
         instructions = "" if INSTRUCTIONS in self.pins.waiting else listing.instructions
         if hides_something(instructions):
             logger.warning("the instructions of %s contain invisible characters", self._server)
-        info = SourceInfo(instructions, listing.server, listing.freshness)
+        info = SourceInfo(instructions, listing.server, listing.freshness, listing.offers)
         found = {
             operation_id: with_fields(operation, source_info=info)
             for operation_id, operation in found.items()

@@ -345,7 +345,9 @@ class MCPClient:
                 error.begun = retries.begun
                 raise
             try:
-                sent = with_caller_meta(params, context, modern=session.is_modern)
+                sent = with_caller_meta(
+                    params, context, modern=session.is_modern, baggage=self.config.baggage
+                )
                 progress = _progress(call, connection.redactor)
                 result = await session.relay(
                     method, sent, progress, self._declared(method, connection, session)

@@ -19,6 +19,7 @@ from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 import mcp_types as types
+import msgspec
 from mcp import MCPError
 from mcp.client.subscriptions import ResourceUpdated, SubscriptionLost, listen
 from mcp.shared.inbound import find_invalid_x_mcp_header
@@ -95,6 +96,9 @@ class Listing:
     server: JSONObject = field(default_factory=dict[str, Any])
     """The `serverInfo` of the server, without icons that are too large."""
 
+    offers: JSONObject = field(default_factory=dict[str, Any])
+    """The `extensions` and `experimental` capabilities of the server, unless they are too large."""
+
     freshness: dict[str, tuple[int, bool]] = field(default_factory=dict[str, tuple[int, bool]])
     """For how many milliseconds clients may cache each list, by its key in results, and whether it is public."""
 
@@ -131,6 +135,7 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     listing = Listing(instructions=(session.instructions or "")[:_MAX_INSTRUCTIONS])
     listing.server = _described(session.server_info)
     offers = session.offers
+    listing.offers = _offered(offers)
 
     async def fetch(method: str, params: JSONObject) -> JSONObject:
         result = await session.relay(method, params)
@@ -174,6 +179,19 @@ def _described(info: types.Implementation | None) -> JSONObject:
     if len(str(server.get("icons", ""))) > _MAX_ICONS:
         del server["icons"]
     return server
+
+
+_MAX_OFFERS = 8 * 1024
+"""The largest size of the extensions of a server with their settings, in bytes of JSON."""
+
+
+def _offered(offers: types.ServerCapabilities) -> JSONObject:
+    """Return the extensions and experimental capabilities that a server offers; only their names if they are large."""
+    found: JSONObject = {"extensions": offers.extensions, "experimental": offers.experimental}
+    found = {key: {**each} for key, each in found.items() if each}
+    if len(msgspec.json.encode(found)) > _MAX_OFFERS:
+        found = {key: {name: {} for name in each} for key, each in found.items()}
+    return found if len(msgspec.json.encode(found)) <= _MAX_OFFERS else {}
 
 
 def _note_freshness(found: dict[str, tuple[int, bool]], page: JSONObject) -> None:
