@@ -28,6 +28,7 @@ from operations.front.pipeline import RequestPipeline
 from operations.front.request import CREDENTIAL, IDENTITY
 from operations.recorder.graph import CallGraph
 from operations.registry.registry import OperationRegistry
+from operations.server.cards import card_paths
 from operations.server.console import console_paths
 from operations.server.entries import WEBSOCKET_PATHS
 from operations.server.gateway import GATEWAY_PATHS
@@ -82,6 +83,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
 
     paths = {**GATEWAY_PATHS, **pages.paths}
     paths |= {} if registry.run_store is None else RUN_PATHS
+    paths |= {} if mcp is None else card_paths(config, mcp.service)
     paths |= WEBSOCKET_PATHS if config.websocket else {}
     paths |= console_paths() if config.console else {}
     router = Router(

@@ -91,7 +91,7 @@ class MCPApp:
         lean: bool = True,
     ) -> None:
         self._server = server
-        self._service = service
+        self.service = service
         self._pipeline = pipeline
         self._paths = None if path is None else (path.rstrip("/"), path.rstrip("/") + "/")
         enforce_lists(hosts=hosts, origins=origins)
@@ -195,7 +195,7 @@ class MCPApp:
         Raises:
             CallError: 401 or 403, with a challenge.
         """
-        tool = self._service.catalog.tools.get(name)
+        tool = self.service.catalog.tools.get(name)
         if tool is None:
             return
         try:

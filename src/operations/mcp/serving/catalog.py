@@ -450,15 +450,14 @@ class Catalog:
         """The operations of sources with instructions, by namespace and instructions."""
         self.sources: dict[str, SourceInfo] = {}
         """The MCP servers of imported operations, by namespace."""
-        self.offers: dict[str, tuple[SourceInfo, list[OperationSpec]]] = {}
-        """Those that offer extensions, with their operations."""
+        self.of_sources: dict[str, list[OperationSpec]] = {}
+        """These operations, by namespace."""
         for operation in registry:
             spec = operation.spec
             info = operation.source_info
             if info is not None:
                 self.sources[spec.namespace] = info
-                if info.offers:
-                    self.offers.setdefault(spec.namespace, (info, []))[1].append(spec)
+                self.of_sources.setdefault(spec.namespace, []).append(spec)
                 if info.instructions:
                     key = (spec.namespace, info.instructions)
                     self.instructions.setdefault(key, []).append(spec)

@@ -27,7 +27,7 @@ from operations.contract.channel import CLOSED, CallerChannel
 from operations.contract.context import OperationContext, may_call
 from operations.contract.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.contract.events import now
-from operations.contract.specs import OperationSpec, OperationType, is_describable
+from operations.contract.specs import OperationSpec, OperationType, SourceInfo, is_describable
 from operations.front.config import MCPServerSettings
 from operations.front.public_errors import public_error
 from operations.front.request import RequestState
@@ -137,15 +137,20 @@ class Service:
             offered[UI] = {}
         if self.skills.is_offered:
             offered[SKILLS] = {"directoryRead": True}
+        if self._allows(codec.SOURCES_KEY):
+            sources = self.sources(identity).items()
+            found = {namespace: info.offers for namespace, info in sources if info.offers}
+            offered |= {codec.SOURCES_KEY: found} if found else {}
+        return offered
+
+    def sources(self, identity: Identity | None) -> dict[str, SourceInfo]:
+        """Return the MCP servers by namespace that have operations which the caller may call."""
         context = OperationContext(identity=identity)
-        sources = {
-            namespace: info.offers
-            for namespace, (info, specs) in self.catalog.offers.items()
+        return {
+            namespace: self.catalog.sources[namespace]
+            for namespace, specs in self.catalog.of_sources.items()
             if any(may_call(spec, context) for spec in specs)
         }
-        if sources and self._allows(codec.SOURCES_KEY):
-            offered[codec.SOURCES_KEY] = sources
-        return offered
 
     # ------------------------------------------------------------ tools
 
