@@ -1,6 +1,7 @@
 """`operations call`, as scripts use it."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -495,3 +496,31 @@ def test_an_unreadable_upload_is_reported(
 
     assert ran.code == ExitCode.INVALID
     assert file_api == []
+
+
+def test_a_terminal_folds_long_values(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "ops.py").write_text(
+        "from operations import operation\n"
+        "@operation('work.long', type='query')\n"
+        "async def long() -> dict[str, object]:\n"
+        "    'Return long values.'\n"
+        "    return {'text': 'x' * 5000, 'items': list(range(1000)), 'short': 'y'}\n"
+    )
+    whole = {"text": "x" * 5000, "items": [*range(1000)], "short": "y"}
+    assert run("call", "work.long").json == whole
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    ran = run("call", "work.long")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", ran.out)
+    shown = msgspec.json.decode(text)
+
+    assert shown["text"] == "x" * 200 + "... (5000 characters)"
+    assert shown["items"] == [*range(50), "... (1000 items)"]
+    assert shown["short"] == "y"
+    assert "--verbose" in ran.err
+    verbose = re.sub(r"\x1b\[[0-9;]*m", "", run("call", "work.long", "--verbose").out)
+    assert msgspec.json.decode(verbose) == whole
+    assert run("call", "work.long", "--json").json == whole

@@ -3,9 +3,11 @@
 import json
 import shlex
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from tests.cli.conftest import TOOL_SERVER, Ran
 from tests.conftest import PROJECT
+from tests.limits import scaled
 from tests.servers import NatsServer, running
 
 from operations import __version__
@@ -366,6 +369,48 @@ def test_ids_are_completed_from_the_last_listing(run: Run) -> None:
     answer = run("__complete", "show", "work.a").out
 
     assert {"work.add", "work.ask"} <= set(answer.split())
+
+
+def test_arguments_and_their_values_are_completed_from_the_last_listing(run: Run) -> None:
+    run("list")
+
+    def complete(*words: str) -> set[str]:
+        return set(run("__complete", "call", "work.ship", *words).out.split())
+
+    assert {"to=", "size=", "notes=", "fast="} <= complete("")
+    assert "size=" not in complete("size=small", "")
+    assert {"size=small", "size=large"} <= complete("size=")
+    assert {"fast=true", "fast=false"} <= complete("fast=")
+    assert run("call", "work.ad").code == 4
+
+
+@pytest.mark.skipif(which("bash") is None, reason="needs bash")
+def test_bash_completes_what_follows_the_sign(
+    run: Run, folder: Path, environment: dict[str, str]
+) -> None:
+    run("list")
+    script = run("completion", "bash").out
+    program = folder / "operations"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m operations "$@"\n')
+    program.chmod(0o755)
+    script += """
+    complete_words() {
+      COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+      _operations_joined
+      echo "${COMPREPLY[*]}"
+    }
+    complete_words ./operations call work.ship siz
+    complete_words ./operations call work.ship size =
+    complete_words ./operations call work.ship size = sm
+    complete_words ./operations call work.ship size = small fast = t
+    """
+    (folder / "complete.bash").write_text(script)
+
+    out = subprocess.check_output(
+        ["bash", "complete.bash"], cwd=folder, env=environment, text=True, timeout=scaled(150)
+    )
+
+    assert out.splitlines() == ["size=", "small large", "small", "true"]
 
 
 def test_damaged_files_of_the_trace_stop_no_command(run: Run, folder: Path) -> None:

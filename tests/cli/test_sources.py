@@ -26,7 +26,7 @@ from operations.cli.options import ExitCode
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
 from operations.hub import Hub, open_hub
 from operations.hub.app import build_app
-from operations.hub.journal import remember_ids
+from operations.hub.journal import remember_operations
 from operations.hub.opening import Access
 from operations.hub.place import HubPlace
 from operations.mcp.kind import client_config
@@ -345,7 +345,7 @@ async def test_known_operations_are_unavailable_while_their_source_is(
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     (folder / "operations").mkdir()
     text = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nconnect_timeout = 0.3\n'
-    remember_ids(config_file(folder, text), ["far.sleep"])
+    remember_operations(config_file(folder, text), {"far.sleep": []})
 
     async with hub_of(folder, text) as hub:
         with pytest.raises(CallError, match="broker:away") as caught:

@@ -37,6 +37,7 @@ from operations.cli.options import (
     Screen,
     command,
     complete_ids,
+    complete_input,
     encoded,
     enforce_writable,
     exit_code_of,
@@ -66,7 +67,7 @@ from operations.schema.outline import Outline
 async def call(
     operation_id: Annotated[str, Parameter(completer=complete_ids)],
     /,
-    *input: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *input: Annotated[str, Parameter(allow_leading_hyphen=True, completer=complete_input)],
     envelope: Annotated[bool, Parameter(alias="-e", negative="")] = False,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     timeout: Annotated[float | None, POSITIVE] = None,
@@ -226,7 +227,7 @@ class _Printer:
         elif isinstance(envelope.data, bytes) and not self._whole and not self._screen.json:
             self._raw(envelope.data)
         else:
-            self._screen.value(self._json(envelope))
+            self._screen.result(self._json(envelope))
         return code
 
     async def follow(self, items: Subscription, count: int | None) -> int:

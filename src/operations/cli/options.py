@@ -15,7 +15,6 @@ import logging
 import os
 import shlex
 import sys
-from collections import deque
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -30,11 +29,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 from cyclopts import CycloptsError, Parameter, validators
+from cyclopts.completion import CompletionContext
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console, RenderableType
@@ -55,10 +56,11 @@ from operations.config import (
     find_config,
     load_config,
 )
-from operations.contract.specs import describable
+from operations.contract.specs import OperationSpec, describable
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
-from operations.hub.journal import recall_ids, remember_ids
+from operations.hub.journal import recall_ids, recall_operations, remember_operations
 from operations.recorder.logs import LogConfig, LogFormatter
+from operations.schema.outline import Outline
 
 T = TypeVar("T")
 
@@ -77,6 +79,10 @@ _LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 _WIDE = 100_000
 """The width of output that is not a terminal."""
+
+_LONG_TEXT = 400
+_LONG_LIST = 50
+"""The characters of a text, and the items of a list, that a result on a terminal shows without --verbose."""
 
 _READABLE = 24
 """The width below which the last column of a table is hard to read."""
@@ -121,11 +127,26 @@ def encoded(value: Any, *, indent: int = 0) -> str:
     return (msgspec.json.format(text, indent=indent) if indent else text).decode()
 
 
+def folded(value: Any) -> Any:
+    """Return a JSON value whose long texts and lists are replaced by their beginning and their length."""
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        return f"{value[: _LONG_TEXT // 2]}... ({counted(len(value), 'character')})"
+    if isinstance(value, list):
+        items: list[Any] = [folded(each) for each in value[:_LONG_LIST]]
+        return (
+            items if len(value) <= _LONG_LIST else [*items, f"... ({counted(len(value), 'item')})"]
+        )
+    if isinstance(value, dict):
+        return {key: folded(each) for key, each in value.items()}
+    return value
+
+
 class Screen:
     """The two streams of one command."""
 
-    def __init__(self, *, json: bool = False) -> None:
+    def __init__(self, *, json: bool = False, verbose: bool = False) -> None:
         self.json = json
+        self.verbose = verbose
         self.log: logging.Logger | None = None
         """Receives notes and warnings, if `[log] json` requires that standard error is only JSON."""
         self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -149,6 +170,14 @@ class Screen:
     def value(self, value: Any) -> None:
         """Write one formatted JSON value."""
         self._print(encoded(value, indent=2))
+
+    def result(self, value: Any) -> None:
+        """Write the result of a call as `value` does, but fold long values on a terminal, unless --verbose."""
+        whole = to_json(value)
+        shown = folded(whole) if self.is_terminal and not self.verbose else whole
+        self.value(shown)
+        if shown != whole:
+            self.note("long values are folded; --verbose shows all")
 
     def item(self, value: Any) -> None:
         """Write an item of a stream at once, as JSON on one line."""
@@ -378,7 +407,7 @@ class Common:
 
     def screen(self, file: ConfigFile | None = None) -> Screen:
         """Return the screen for results and errors; with a file, for a command that writes its logs."""
-        screen = Screen(json=self.json)
+        screen = Screen(json=self.json, verbose=self.verbose)
         if file is not None and file.config.log.options.get("json") and not self.verbose:
             screen.log = logging.getLogger("operations.cli")
         return screen
@@ -418,6 +447,21 @@ def complete_ids(_context: object) -> list[str]:
     """Return the stored ids of the config for the current folder, for shell completion."""
     with suppress(ConfigError, OSError):
         return recall_ids(DEFAULTS.load(required=False))
+    return []
+
+
+def complete_input(context: CompletionContext) -> list[str]:
+    """Return the arguments that the operation before the cursor takes, for shell completion.
+
+    These are `key=` for each property that is not given yet, and after the sign `key=value` for each allowed value.
+    """
+    operation_id = context["operation_id"].raw or ""
+    with suppress(ConfigError, OSError):
+        known = recall_operations(DEFAULTS.load(required=False)).get(operation_id, ())
+        if "=" in context.incomplete:
+            return [each for each in known if not each.endswith("=")]
+        given = {each.partition("=")[0] for each in context["input"].raw_tokens}
+        return [each for each in known if each.endswith("=") and each[:-1] not in given]
     return []
 
 
@@ -503,6 +547,9 @@ def _reflowed(docstring: str) -> str:
 
 # ------------------------------------------------------------ opening the config
 
+_MAX_WORDS = 100
+"""The number of properties of an input, and of values of each, that a shell completes."""
+
 _SETTLE_SECONDS = 3.0
 """Seconds that `serve` and `work` wait for sources before they report missing ones; they accept calls meanwhile."""
 
@@ -587,7 +634,7 @@ async def settle(hub: Hub, screen: Screen, common: Common) -> None:
 async def _report_sources(
     hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL
 ) -> None:
-    """Report the problems of a hub's sources, and store the ids of its operations for shell completion."""
+    """Report the problems of a hub's sources, and store its operations for shell completion."""
     operation = wanted.operation
     # The following error reports why the requested source is missing.
     reported = (
@@ -603,15 +650,31 @@ async def _report_sources(
         _report_parts(source, screen, common)
     if wanted.is_all:
         # Keep the ids of disconnected sources, to distinguish them from unknown ids.
-        before = recall_ids(hub.file) if hub.absent() else []
-        ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
-        remember_ids(hub.file, ids)
+        before = recall_operations(hub.file) if hub.absent() else {}
     if _is_quiet(hub.file, common):
         # From here on, log warnings: they concern calls and sources, and are not reported in another way.
         logging.getLogger("operations").setLevel(logging.WARNING)
     if wanted.is_all:
         # Logs those that cannot be listed; in a thread, because building many schemas takes long.
-        await asyncio.to_thread(deque, describable(hub.registry.specs()), 0)
+        specs = hub.registry.specs()
+        listed = await asyncio.to_thread(
+            lambda: {spec.id: [*argument_words(spec)] for spec in describable(specs)}
+        )
+        known: dict[str, list[str]] = {spec.id: [] for spec in specs}
+        remember_operations(hub.file, {**known, **before, **listed})
+
+
+def argument_words(spec: OperationSpec) -> Iterator[str]:
+    """Yield the arguments of a call for shell completion: `key=`, and `key=value` for each of a few allowed values."""
+    for name, outline in islice(Outline.of(spec.input_schema).properties.items(), _MAX_WORDS):
+        places = (outline, *outline.members, outline.items)
+        choices = [choice for place in places for choice in place.choices if choice is not None]
+        if not choices and any("boolean" in place.types for place in places):
+            choices = [True, False]
+        texts = [each if isinstance(each, str) else encoded(each) for each in choices]
+        for word in dict.fromkeys([f"{name}=", *(f"{name}={text}" for text in texts[:_MAX_WORDS])]):
+            if word.isprintable():
+                yield word
 
 
 def _report_parts(source: Source, screen: Screen, common: Common) -> None:

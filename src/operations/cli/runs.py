@@ -277,4 +277,4 @@ def _show(state: RunState, screen: Screen) -> None:
     for name, value in facts:
         screen.line((f"{name:<12}", "dim"), (printable(str(value)), ""))
     if state.result is not None:
-        screen.value(state.result.get("data"))
+        screen.result(state.result.get("data"))

@@ -280,7 +280,8 @@ async def completion(
             app[name]
         except ImportError:  # Its extra is missing.
             del app[name]
-    common.screen().write(app.generate_completion(shell=shell))
+    script = app.generate_completion(shell=shell)
+    common.screen().write(script + starter("completion.bash") if shell == "bash" else script)
 
 
 @command

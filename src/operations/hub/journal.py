@@ -1,14 +1,14 @@
-"""Store two files for each config: its calls, for `operations trace`, and its operation ids, for shell completion.
+"""Store two files for each config: its calls, for `operations trace`, and its operations, for shell completion.
 
 Rule 1: the journal contains the events of observers, which have no arguments and no results.
 Rule 2: several processes may write concurrently: each line is appended in one write.
 Rule 3: the size is limited: when a file is full, it replaces the previous one, also while processes write to it.
-Rule 4: shell completion uses the ids from the last time that the config was open, because opening sources is slow.
+Rule 4: shell completion uses the operations from the last time that the config was open: opening sources is slow.
 """
 
 import logging
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -79,23 +79,34 @@ def read_journal(path: Path) -> list[CallRecord]:
     return sorted(records, key=lambda record: record.started_at)
 
 
-# ------------------------------------------------------------ ids
+# ------------------------------------------------------------ operations
 
 
 def _ids_path(file: ConfigFile) -> Path:
     return journal_path(file).with_suffix(".ids")
 
 
-def remember_ids(file: ConfigFile, ids: Iterable[str]) -> None:
-    """Store the ids of a config, unless the config disables it."""
-    stored = list(ids)
-    if file.config.trace.enabled and recall_ids(file) != stored:
+def remember_operations(file: ConfigFile, operations: Mapping[str, Sequence[str]]) -> None:
+    """Store the ids of a config with the arguments of each, unless the config disables it."""
+    lines = ["\t".join((name, *arguments)) for name, arguments in operations.items()]
+    if file.config.trace.enabled and _stored(file) != lines:
         with suppress(OSError):
-            _ids_path(file).write_text("\n".join(stored), encoding="utf-8")
+            _ids_path(file).write_text("\n".join(lines), encoding="utf-8")
+
+
+def recall_operations(file: ConfigFile) -> dict[str, list[str]]:
+    """Return the ids that a config had when all its sources were last open, with the arguments of each."""
+    parts = (line.split("\t") for line in _stored(file))
+    return {name: arguments for name, *arguments in parts}
 
 
 def recall_ids(file: ConfigFile) -> list[str]:
     """Return the ids that a config had when all its sources were last open."""
+    return list(recall_operations(file))
+
+
+def _stored(file: ConfigFile) -> list[str]:
     with suppress(OSError):
-        return _ids_path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = _ids_path(file).read_text(encoding="utf-8", errors="replace")
+        return text.split("\n") if text else []
     return []
