@@ -332,6 +332,14 @@ class ServiceClient:
             raise DocumentError(f"{shown} responded with HTTP {response.status}")
         return response.content
 
+    async def fetch_unsigned(self, url: str) -> WholeResponse:
+        """Send a GET without credentials to an address that a response names; return any response.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if it is not public and no configured host, and the errors of the transport.
+        """
+        return await self._whole("GET", url, {}, None, self.config.max_response_bytes)
+
     async def _whole(
         self,
         method: str,

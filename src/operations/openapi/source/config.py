@@ -1,6 +1,6 @@
 """The settings of a service: its address, credentials, selection of operations, and limits."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -303,6 +303,11 @@ class HTTPServiceConfig(ConnectionConfig):
     pagination: PagingRule | None = None
     """The operations that get a subscription to all their pages, and their kind of paging: see `paging`."""
 
+    long_running: Collection[str] | None = None
+    """Names or patterns of operations that the API goes on with after its response, if the registry keeps runs. A call
+    is a run, which waits for the result. None: those that the document marks (`x-ms-long-running-operation`), unless a
+    credential depends on the caller."""
+
     flatten_body: bool = False
     """Turn the properties of a JSON object body into separate arguments."""
 
@@ -372,7 +377,7 @@ class HTTPServiceConfig(ConnectionConfig):
     """The largest body in bytes that is sent from a file or saved to a file."""
 
     def __post_init__(self) -> None:
-        enforce_lists(allowed_hosts=self.allowed_hosts)
+        enforce_lists(allowed_hosts=self.allowed_hosts, long_running=self.long_running)
         enforce_durations(timeout=self.timeout)
         enforce_policy(self.output, self.input)
         enforce_descriptions(self.descriptions)

@@ -19,10 +19,11 @@ from operations.io.files import StreamedBody, Target, file_target, refused
 from operations.io.hosts import joined_url, normal_url, origin_of
 from operations.io.http.client import Draft, name_key, written_names
 from operations.openapi.reading.document import Description, DocumentOperation
-from operations.openapi.reading.expected import Expected, ResponseData
+from operations.openapi.reading.expected import ANY_JSON, Expected, ResponseData
 from operations.openapi.source.bodies import HeldFiles, hold_files, without_files
 from operations.openapi.source.client import ServiceClient
 from operations.openapi.source.decoding import JSONReader
+from operations.openapi.source.long_running import finished
 from operations.openapi.source.paging import Page, Paging
 from operations.openapi.source.parameters import template_names
 from operations.openapi.source.reflected import may_repeat, without_reflected
@@ -50,6 +51,7 @@ class Endpoint:
         entry: The operation in the document.
         is_stream: Whether this is a subscription to a stream.
         is_split: Whether the document declares both a stream and other responses, which are separate operations.
+        is_long: Whether the API may go on after its response, so that a run waits for the result.
 
     Attributes:
         entry: The operation in the document.
@@ -59,7 +61,7 @@ class Endpoint:
 
     __slots__ = (
         "_client", "_description", "_expected", "_is_split", "_plan", "_security", "_server", "entry", "input",
-        "is_stream", "output",
+        "is_long", "is_stream", "output",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,7 @@ class Endpoint:
         *,
         is_stream: bool,
         is_split: bool = False,
+        is_long: bool = False,
     ) -> None:
         self._client = client
         self._description = description
@@ -78,6 +81,7 @@ class Endpoint:
         self._server: str | None = None
         self.entry = entry
         self.is_stream = is_stream
+        self.is_long = is_long
         schemas = description.schemas
         self.input = Schema(self.input_schema, lenient=True, shared=schemas.requests)
         self.output = Schema(self.output_schema, lenient=True, shared=schemas.responses)
@@ -110,10 +114,25 @@ class Endpoint:
         draft = self._draft(input)
         given = cast("JSONObject", input).get(plan.save_to) if type(input) is dict else None
         target = None if given is None else self._target(given)
+        if self.is_long and target is None and context.scope is not None:
+            return await self._finished(draft, context)
         response = await self._client.exchange(draft, context, target)
         if target is not None:
             return _saved(response, given)
         return await self._read(response)
+
+    async def _finished(self, draft: Draft, context: OperationContext) -> ResponseEnvelope[Any]:
+        """Return the result of an operation of the API that goes on after its response."""
+        response, is_first = await finished(self._client, draft, context)
+        if is_first:
+            return await self._read(response)
+        config = self._client.config
+        reader = JSONReader(config.response_values, config.max_response_depth)
+        data = read_data(response, ANY_JSON, reader)
+        if may_repeat(response.content, response.secrets):
+            data = without_reflected(data, response.secrets)
+        # Without a schema: the document describes the first response.
+        return DescribedEnvelope(data, meta_of(response, response.secrets))
 
     @property
     def save_to(self) -> str:

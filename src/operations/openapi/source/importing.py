@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, cast
 
@@ -57,6 +58,7 @@ from operations.openapi.source.paging import Paging, declared_paging
 from operations.openapi.source.parameters import unused_name
 from operations.openapi.source.request_plan import BODY
 from operations.openapi.source.responses import WholeResponse
+from operations.sources.credentials import CallerToken
 
 _JSON = "application/json"
 _META = "operations-meta"
@@ -364,7 +366,12 @@ class Importer:
         if declared.links:
             meta["links"] = declared.links
         endpoint = Endpoint(
-            self.client, self.description, entry, is_stream=is_stream, is_split=declared.is_split
+            self.client,
+            self.description,
+            entry,
+            is_stream=is_stream,
+            is_split=declared.is_split,
+            is_long=not is_stream and self._is_long(entry, name),
         )
         if is_stream:
             kind = OperationType.SUBSCRIPTION
@@ -403,7 +410,19 @@ class Importer:
             input=self._config.input,
             exact_schemas=self._config.exact_schemas,
             descriptions=self._config.descriptions,
+            durable=endpoint.is_long,
         )
+
+    def _is_long(self, entry: DocumentOperation, name: str) -> bool:
+        """Return whether calls of an operation are runs, which wait for what the API does after its response."""
+        names = self._config.long_running
+        if names is not None:
+            return any(fnmatchcase(name, pattern) for pattern in names)
+        # A run stores no tokens of its caller.
+        of_caller = isinstance(getattr(self._config.auth, "token", None), CallerToken) or any(
+            isinstance(each, CallerToken) for each in self._config.credentials.values()
+        )
+        return not of_caller and entry.operation.get("x-ms-long-running-operation") is True
 
     def _is_wanted(self, outline: OperationOutline) -> bool:
         include, exclude = self._config.include, self._config.exclude
