@@ -126,6 +126,15 @@ def test_no_secret_is_printed_or_copied(run: Run, folder: Path, home: Path) -> N
         assert ran.code == 0, ran.err
         assert "CANARY" not in ran.out + ran.err
         assert "API_KEY" in ran.out
+    for words in (
+        'env = { FILES_API_KEY = { env = "FILES_API_KEY" } }',
+        'env = { FILES_TOKEN = { env = "FILES_TOKEN" } }',
+        'env = { FILES_SECRET = { env = "FILES_SECRET" } }',
+        'headers = { Authorization = { env = "WEB_AUTHORIZATION" } }',
+        "set the variable API_KEY where",
+        "set the variable WEB_AUTHORIZATION where",
+    ):
+        assert words in ran.err
     config = tomllib.loads((folder / "operations.toml").read_text())
     assert "CANARY" not in str(config)
     assert config["modules"] == ["ops.py"]

@@ -5,6 +5,7 @@ Rule 2: `discover` executes nothing, and prints no values of environment variabl
 """
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -281,6 +282,42 @@ class Found:
         return [*object_of(self.entry.get("env")), *_headers(self.entry)]
 
     @property
+    def secrets(self) -> dict[str, str]:
+        """The variables that its table for `operations.toml` reads, by header or variable of the server."""
+        if any(isinstance(self.entry.get(each), str) for each in _URLS):
+            return {
+                each: _variable(safe_namespace(self.name), each) for each in _headers(self.entry)
+            }
+        return {each: each for each in object_of(self.entry.get("env"))}
+
+    @property
+    def left_out(self) -> Iterator[str]:
+        """What its table lacks because it may be a secret, and how to set it."""
+        key = safe_namespace(self.name)
+        for address in (
+            self.entry[each] for each in _URLS if isinstance(self.entry.get(each), str)
+        ):
+            if str(address).partition("#")[0] != self.place:
+                name = _variable(key, "authorization")
+                yield (
+                    f"[mcp.{key}] url has no user and no query, which may be secrets. Set them as a header:"
+                    f" headers = {{ Authorization = {{ env = {json.dumps(name)} }} }}"
+                )
+            return
+        words = _without_values([str(each) for each in list_of(self.entry.get("args"))])
+        for before, word in itertools.pairwise(["", *words]):
+            option, equals, value = word.partition("=")
+            if word == _HIDDEN or (equals and value == _HIDDEN):
+                is_value = before.startswith("-") and "=" not in before
+                named = option if equals else before if is_value else "secret"
+                name = _variable(key, named.lstrip("-"))
+                yield (
+                    f"[mcp.{key}] args contains {json.dumps(word)} instead of a value that may be a secret. Replace"
+                    f" it, or remove it and set a variable that the server reads:"
+                    f" env = {{ {name} = {{ env = {json.dumps(name)} }} }}"
+                )
+
+    @property
     def table(self) -> str:
         """Its table for `operations.toml`; secrets are read from environment variables of the same names."""
         key = safe_namespace(self.name)
@@ -290,18 +327,16 @@ class Found:
         )
         if address is not None:
             lines.append(f"url = {json.dumps(self.place)}")
-            secrets = {each: _variable(key, each) for each in _headers(self.entry)}
             table = "headers"
         else:
             lines.append(f"command = {json.dumps(self.entry.get('command', ''))}")
             arguments = _without_values([str(each) for each in list_of(self.entry.get("args"))])
             lines += [f"args = {json.dumps(arguments)}"] if arguments else []
-            secrets = {each: each for each in object_of(self.entry.get("env"))}
             table = "env"
-        if secrets:
+        if self.secrets:
             inside = ", ".join(
                 f"{json.dumps(each)} = {{ env = {json.dumps(name)} }}"
-                for each, name in secrets.items()
+                for each, name in self.secrets.items()
             )
             lines.append(f"{table} = {{ {inside} }}")
         return "\n".join(lines) + "\n"
@@ -421,6 +456,9 @@ def _add(names: tuple[str, ...], found: list[Found], path: Path, screen: Screen)
         screen.write(table)
     _write(path, after)
     screen.note(f"added to {path}")
-    for name in by_name[names[0]].variables if len(names) == 1 else ():
-        screen.note(f"set the variable {name} where operations runs")
+    for each in (by_name[name] for name in names):
+        for variable in each.secrets.values():
+            screen.note(f"set the variable {variable} where operations runs")
+        for missing in each.left_out:
+            screen.warn(missing)
     return ExitCode.DONE
