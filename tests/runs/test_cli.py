@@ -134,6 +134,46 @@ def test_the_exit_code_is_that_of_the_call(operations: CommandLine, folder: Path
     assert operations("call", "job.add", "a=1", "b=2", "--key", "k")[0] == 2
 
 
+LEDGER = """
+[ledger]
+file = "ledger-{pid}"
+key = { env = "LEDGER" }
+"""
+
+
+def test_what_changes_a_run_is_in_the_ledger(
+    operations: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEDGER", "k" * 32)
+    (folder / "operations.toml").write_text(FILE + LEDGER)
+    run_id = operations("call", "job.ask", "--detach")[1]
+    served(folder, run_id, "input_required")
+    key = operations.json("runs", "show", run_id)["waiting"][0]["key"]
+    operations("runs", "answer", run_id, key, '{"action": "decline"}')
+    operations("runs", "signal", run_id, "go", "5")
+    served(folder, run_id, "completed")
+    other = operations("call", "job.add", "a=1", "b=2", "--detach")[1]
+    operations("runs", "cancel", other)
+    operations("runs", "retry", other)
+
+    (file,) = folder.glob("ledger-*")
+    lines = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    told = [
+        (line["event"], line.get("key") or line.get("status"), line.get("by"))
+        for line in lines
+        if line.get("run") == run_id and line["event"] in ("run.answered", "run.ended")
+    ]
+    mine = [line["event"] for line in lines if line.get("run") == other]
+
+    assert told == [
+        ("run.answered", key, "operator"),
+        ("run.answered", "signal:go", "operator"),
+        ("run.ended", "completed", None),
+    ]
+    assert mine == ["run.started", "run.cancelled", "run.ended", "run.retried"]
+    assert operations("ledger", "verify")[0] == 0
+
+
 def test_a_schedule_starts_one_run_for_each_slot(operations: CommandLine, folder: Path) -> None:
     """In two processes, one after the other; as the caller that it names."""
     for _ in range(2):

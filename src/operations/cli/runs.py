@@ -2,10 +2,11 @@
 
 Rule 1: the commands are clients of the store: they never work on runs, and take none over.
 Rule 2: Ctrl-C ends a command and leaves its run alone.
+Rule 3: what changes a run writes its lines to the ledger of the config, as every entry point does.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +25,7 @@ from operations.cli.options import (
     local_time,
 )
 from operations.contract.context import OperationContext
-from operations.hub.opening import runs_of
+from operations.hub.opening import opened_authority, runs_of
 from operations.registry.registry import OperationRegistry
 from operations.registry.runs import RunState, RunStatus
 
@@ -34,14 +35,16 @@ _OPERATOR = OperationContext(trusted=True)
 
 
 @asynccontextmanager
-async def _opened(common: Common) -> AsyncGenerator[OperationRegistry]:
-    """Open the store of the config as a client."""
+async def _opened(common: Common, *, changes: bool = False) -> AsyncGenerator[OperationRegistry]:
+    """Open the store of the config as a client, with the ledger if the command changes runs."""
     file = common.load()
     runs = runs_of(file)
     if runs is None:
         raise file.error("there is no [runs]: add the table with a url.")
-    async with aclosing(OperationRegistry(runs=runs)) as registry:
-        yield registry
+    opening = opened_authority(file) if changes else nullcontext()
+    async with opening as authority:
+        async with aclosing(OperationRegistry(runs=runs, authority=authority)) as registry:
+            yield registry
 
 
 @runs_app.command(name="list")
@@ -150,7 +153,7 @@ async def cancel(run_id: str, /, *, common: Common = DEFAULTS) -> None:
         run_id: The id of the run.
         common: Options of every command.
     """
-    async with _opened(common) as registry:
+    async with _opened(common, changes=True) as registry:
         run = await registry.run(run_id, _OPERATOR)
         await run.cancel()
     _show(run.state, common.screen())
@@ -167,7 +170,7 @@ async def answer(run_id: str, key: str, value: str, /, *, common: Common = DEFAU
         value: The answer, as JSON.
         common: Options of every command.
     """
-    async with _opened(common) as registry:
+    async with _opened(common, changes=True) as registry:
         run = await registry.run(run_id, _OPERATOR)
         if await run.answer(key, _json(value, "the answer")):
             return ExitCode.DONE
@@ -190,7 +193,7 @@ async def signal(
         value: Its value, as JSON.
         common: Options of every command.
     """
-    async with _opened(common) as registry:
+    async with _opened(common, changes=True) as registry:
         await (await registry.run(run_id, _OPERATOR)).signal(name, _json(value, "the value"))
 
 
@@ -212,7 +215,7 @@ async def retry(
         not_run: That call has not run, and may run now.
         common: Options of every command.
     """
-    async with _opened(common) as registry:
+    async with _opened(common, changes=True) as registry:
         run = await registry.run(run_id, _OPERATOR)
         given: Any = msgspec.UNSET if ran is None else _json(ran, "--ran")
         await run.retry(ran=given, not_run=not_run)
