@@ -6,11 +6,13 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from openapi_spec_validator import validate
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import Effects, durable
 from tests.server.asgi import Client, Response
 
-from operations import Identity, OperationContext
+from operations import Identity, OperationContext, OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi, to_openapi
 from operations.server import APIKeys, create_app, hash_key
 
 ADA, BEN = {"authorization": "Bearer ada"}, {"authorization": "Bearer ben"}
@@ -250,3 +252,49 @@ async def test_without_a_store_headers_change_nothing(effects: Effects) -> None:
     assert (response.status, response.json) == (200, 3)
     assert (await client.get("/runs", headers=ADA)).status == 404
     assert (await client.get("/runs/" + "0" * 32, headers=ADA)).status == 404
+
+
+async def test_the_document_has_the_paths_of_runs(client: Client) -> None:
+    """Every listed path exists; an import of the document has the operations and not these paths."""
+    document = (await client.get("/openapi.json", headers=ADA)).json
+    validate(document)
+    listed = {
+        (path, method): item
+        for path, methods in document["paths"].items()
+        if path.startswith("/runs")
+        for method, item in methods.items()
+    }
+    run_id = (await started(client, "/shop/charge", {"amount": 1})).json["id"]
+    await final(client, run_id)
+    statuses = {}
+    for path, method in listed:
+        url = path.format(id=run_id, key="k", name="n")
+        response = await getattr(client, method)(url, headers=ADA)
+        statuses[path] = response.status
+    config = HTTPServiceConfig(namespace="hub", restore=True)
+    imported = {each.spec.name.rpartition(".")[2] for each in from_openapi(document, config)}
+
+    assert statuses == {
+        "/runs": 200,
+        "/runs/{id}": 200,
+        "/runs/{id}/result": 200,
+        "/runs/{id}/steps": 200,
+        "/runs/{id}/events": 200,
+        "/runs/{id}/cancel": 202,
+        # The run has ended, and is not to be retried.
+        "/runs/{id}/retry": 422,
+        "/runs/{id}/answers/{key}": 409,
+        "/runs/{id}/signals/{name}": 409,
+    }
+    for status, item in zip(statuses.values(), listed.values(), strict=True):
+        assert status > 400 or str(status) in item["responses"]
+    order, charge = (document["paths"][f"/shop/{name}"]["post"] for name in ("order", "charge"))
+    assert "202" in order["responses"]
+    assert "202" not in charge["responses"]
+    assert imported == {"order", "ask", "broken", "slow", "charge", "price", "fail"}
+
+
+async def test_without_runs_the_document_has_no_paths_of_runs(effects: Effects) -> None:
+    registry = OperationRegistry([effects.charge])
+
+    assert list(to_openapi(registry)["paths"]) == ["/shop/charge"]

@@ -108,7 +108,9 @@ def _exported(
 ) -> tuple[Any, list[Loss]]:
     match format:
         case "openapi":
-            return to_openapi(specs), []
+            keeps_runs = registry.run_store is not None
+            durable = [each.spec.id for each in registry if each.durable] if keeps_runs else None
+            return to_openapi(specs, durable=durable), []
         case "mcp":
             return {"tools": mcp_tools(specs, registry)}, []
         case "python":

@@ -42,9 +42,11 @@ async def _opened(common: Common, *, changes: bool = False) -> AsyncGenerator[Op
     if runs is None:
         raise file.error("there is no [runs]: add the table with a url.")
     opening = opened_authority(file) if changes else nullcontext()
-    async with opening as authority:
-        async with aclosing(OperationRegistry(runs=runs, authority=authority)) as registry:
-            yield registry
+    async with (
+        opening as authority,
+        aclosing(OperationRegistry(runs=runs, authority=authority)) as registry,
+    ):
+        yield registry
 
 
 @runs_app.command(name="list")

@@ -200,19 +200,25 @@ class Pages:
         document = self._documents.pop(key, None)
         if document is None:
             # Run in a thread, because a large registry takes long.
-            document = await asyncio.to_thread(self._build, specs, root or "/")
+            registry, durable = state.front.registry, None
+            if registry.run_store is not None:
+                durable = [each.spec.id for each in registry if each.durable]
+            document = await asyncio.to_thread(self._build, specs, root or "/", durable)
         self._documents[key] = document
         if len(self._documents) > _KEPT:
             self._documents.popitem(last=False)
         return Reply(200, document, [JSON])
 
-    def _build(self, specs: list[OperationSpec], server_url: str) -> bytes:
+    def _build(
+        self, specs: list[OperationSpec], server_url: str, durable: list[str] | None
+    ) -> bytes:
         return msgspec.json.encode(
             to_openapi(
                 specs,
                 title=self._config.title,
                 version=self._config.version,
                 server_url=server_url,
+                durable=durable,
             )
         )
 

@@ -5,7 +5,7 @@ Rule 2: the same operations give the same document, independently of their order
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -36,6 +36,7 @@ from operations.openapi.serving.query_arguments import (
     QueryParameter,
     may_be_empty,
 )
+from operations.openapi.serving.runs import ACCEPTED, RUN_SCHEMAS, run_paths
 from operations.schema import Schema
 from operations.schema.references import DEFINITIONS
 
@@ -82,6 +83,7 @@ def to_openapi(
     description: str | None = None,
     server_url: str = "/",
     security_schemes: Mapping[str, JSONObject] = BEARER,
+    durable: Collection[str] | None = None,
 ) -> JSONObject:
     """Return an OpenAPI document for operations as `operations.server` serves them.
 
@@ -95,14 +97,24 @@ def to_openapi(
         description: The description of the API.
         server_url: The address of the API; by default that of the document.
         security_schemes: OpenAPI security schemes by name, each of which is sufficient.
+        durable: The ids of the durable operations of a server that keeps runs, so that the document has its paths for
+            runs; by default those of a registry with a store of runs.
     """
-    specs: list[OperationSpec] = [getattr(item, "spec", item) for item in registry]
+    items = list(registry)
+    specs: list[OperationSpec] = [getattr(item, "spec", item) for item in items]
+    if durable is None and getattr(registry, "run_store", None) is not None:
+        durable = [item.spec.id for item in items if item.durable]
     shown = sorted(filter(has_path, describable(specs)), key=lambda spec: spec.id)
-    builder = _Builder(security_schemes)
+    builder = _Builder(security_schemes, durable)
     paths: JSONObject = {
         f"/{spec.namespace}/{spec.name}": builder.path_item(spec) for spec in shown
     }
-    _name_operations([*paths.values()])
+    runs: JSONObject = {}
+    if durable is not None:
+        # A run of an operation that is open needs no credential.
+        secured: list[JSONObject] = [{name: []} for name in security_schemes]
+        runs = run_paths([{}, *secured] if builder.is_secured else [])
+    _name_operations([*paths.values(), *runs.values()])
     if builder.components.repaired:
         _LOGGER.warning(
             "Omitted from the exported document: defaults that do not match their type, in %s",
@@ -112,7 +124,10 @@ def to_openapi(
     if description:
         info["description"] = description
     components: JSONObject = {
-        "schemas": {"Error": _ERROR, **dict(sorted(builder.components.schemas.items()))},
+        "schemas": {
+            "Error": _ERROR,
+            **dict(sorted(builder.components.schemas.items())),
+        },
         "responses": {
             name: _error_response(text, ERROR)
             for name, text in (*_SHARED.values(), ("Failed", _FAILED))
@@ -128,9 +143,11 @@ def to_openapi(
         "servers": [{"url": server_url}],
         # Operations that are open need no credential. Linters require that documents state it.
         "security": [],
-        "tags": [{"name": name} for name in _tags(paths)],
-        "paths": paths,
-        "components": components if paths else {},
+        "tags": [
+            {"name": name} for name in dict.fromkeys([*_tags(paths), *(["runs"] if runs else [])])
+        ],
+        "paths": paths | runs,
+        "components": components if paths or runs else {},
     }
 
 
@@ -159,7 +176,7 @@ def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
         # The GET of the same path has the same responses.
         responses: JSONObject = item["post"]["responses"]
         for status, response in responses.items():
-            if status != "200" and "$ref" not in response:
+            if status not in ("200", "202") and "$ref" not in response:
                 found.setdefault(msgspec.json.encode(response), []).append((responses, status))
     for places in found.values():
         if len(places) < _MANY:
@@ -192,9 +209,12 @@ class _DeclaredError(NamedTuple):
 class _Builder:
     """Writes operation objects and collects their shared parts."""
 
-    def __init__(self, security_schemes: Mapping[str, JSONObject]) -> None:
-        # We choose the name.
-        self.components = Components({"Error": _ERROR})
+    def __init__(
+        self, security_schemes: Mapping[str, JSONObject], durable: Collection[str] | None
+    ) -> None:
+        # We choose the names.
+        self.components = Components({"Error": _ERROR, **({} if durable is None else RUN_SCHEMAS)})
+        self._durable = frozenset(durable or ())
         self.is_secured = False
         self.responses = {"Failed"}
         self._schemes = security_schemes
@@ -243,6 +263,7 @@ class _Builder:
         errors = [self._declared_error(spec, error, came_from) for error in spec.error_schemas]
         operation["responses"] = {
             "200": _result(spec, output_schema, binary),
+            **({"202": ACCEPTED} if spec.id in self._durable else {}),
             **self._error_responses(spec, errors),
         }
         if not spec.access_control.is_open and self._schemes:
