@@ -1,20 +1,20 @@
 """Every store: values under keys, changed by compare-and-set, seen by all who opened it."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 from tests.limits import time_limit
-from tests.servers import NatsServer, RedisServer
+from tests.servers import Broker, NatsServer, PostgresServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import CallError, ErrorCode, OperationContext
 from operations.authority.approvals import Approvals
 from operations.store import Store, StoreError, open_store
 
-SHARED = ["sqlite", "redis", "nats"]
+SHARED = ["sqlite", "redis", "nats", "postgresql"]
 
 
 @asynccontextmanager
@@ -23,8 +23,12 @@ async def address(kind: str, folder: Path) -> AsyncGenerator[str]:
     if kind == "sqlite":
         yield f"sqlite:{folder / 'state.db'}"
         return
-    server = RedisServer() if kind == "redis" else NatsServer("-js", "-sd", str(folder))
-    with broker_running(server):
+    servers: dict[str, Callable[[], Broker]] = {
+        "redis": RedisServer,
+        "nats": lambda: NatsServer("-js", "-sd", str(folder)),
+        "postgresql": PostgresServer,
+    }
+    with broker_running(servers[kind]()) as server:
         yield server.url
 
 

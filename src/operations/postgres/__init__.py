@@ -1,4 +1,4 @@
-"""PostgreSQL: the journal of runs for several machines."""
+"""PostgreSQL: the journal of runs, and the state of hubs, for several machines."""
 
 from importlib.util import find_spec
 

@@ -4,42 +4,29 @@ Rule: a kind is imported when a file has its table, because most kinds are slow 
 """
 
 from collections.abc import Collection
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import cast
 
+from operations.base.plugins import registered
 from operations.sources.contract import SourceKind
 
 GROUP = "operations.sources"
 """The group of the entry points by which packages register kinds."""
 
 BUILT_IN = {
-    "openapi": "operations.openapi.kind",
-    "mcp": "operations.mcp.kind",
-    "brokers": "operations.calls.kind",
+    "openapi": "operations.openapi.kind:KIND",
+    "mcp": "operations.mcp.kind:KIND",
+    "brokers": "operations.calls.kind:KIND",
 }
-"""The modules of our own kinds, by table, in the order of the reference."""
+"""Our own kinds, by table, in the order of the reference."""
 
 
-@cache
 def kind_of(table: str) -> SourceKind | None:
     """Return the kind with a table; None if there is none.
 
     Raises:
         ValueError: If the package of a kind cannot be imported.
     """
-    if module := BUILT_IN.get(table):
-        return cast("SourceKind", import_module(module).KIND)
-    for each in entry_points(group=GROUP, name=table):
-        try:
-            return cast("SourceKind", each.load())
-        except Exception as error:
-            package = each.dist.name if each.dist is not None else each.value
-            raise ValueError(
-                f"the kind of [{table}] is in {package}, which fails: {error}"
-            ) from error
-    return None
+    return cast("SourceKind | None", registered(table, BUILT_IN, GROUP))
 
 
 def kinds(tables: Collection[str] | None = None) -> list[SourceKind]:

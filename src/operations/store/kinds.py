@@ -12,10 +12,9 @@ Rule: a kind is imported when an address has its scheme, so an installed package
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TypeAlias, cast
 
+from operations.base.plugins import registered
 from operations.base.text import suggestion
 from operations.store.state import Store
 
@@ -31,6 +30,8 @@ BUILT_IN = {
     "rediss": "operations.pubsub.stores:open_redis",
     "redis+sentinel": "operations.pubsub.stores:open_redis",
     "redis+cluster": "operations.pubsub.stores:open_redis",
+    "postgresql": "operations.postgres.store:open_postgres",
+    "postgres": "operations.postgres.store:open_postgres",
     "nats": "operations.pubsub.stores:open_nats",
     "tls": "operations.pubsub.stores:open_nats",
 }
@@ -41,8 +42,8 @@ def open_store(url: str, password: str | None = None) -> AbstractAsyncContextMan
     """Open a store for the duration of an `async with` block.
 
     Args:
-        url: `sqlite:PATH` for the processes of one machine; `redis://...` or `nats://...` (with JetStream) for several
-            hubs; or an address whose scheme an installed package registers.
+        url: `sqlite:PATH` for the processes of one machine; `postgresql://...`, `redis://...` or `nats://...` (with
+            JetStream) for several hubs; or an address whose scheme an installed package registers.
         password: The password, unless it is in the address.
 
     Raises:
@@ -54,15 +55,8 @@ def open_store(url: str, password: str | None = None) -> AbstractAsyncContextMan
 
 
 def _kind_of(scheme: str) -> OpenStore:
-    if place := BUILT_IN.get(scheme):
-        module, _, attribute = place.partition(":")
-        return cast("OpenStore", getattr(import_module(module), attribute))
-    for each in entry_points(group=GROUP, name=scheme):
-        try:
-            return cast("OpenStore", each.load())
-        except Exception as error:
-            package = each.dist.name if each.dist is not None else each.value
-            message = f"the store {scheme}: is in {package}, which fails: {error}"
-            raise ValueError(message) from error
-    near = suggestion(scheme, BUILT_IN)
-    raise ValueError(f"there is no store {scheme!r}; known: {', '.join(BUILT_IN)}.{near}")
+    found = registered(scheme, BUILT_IN, GROUP)
+    if found is None:
+        near = suggestion(scheme, BUILT_IN)
+        raise ValueError(f"there is no store {scheme!r}; known: {', '.join(BUILT_IN)}.{near}")
+    return cast("OpenStore", found)

@@ -3,48 +3,36 @@
 Rule: the form of another package is imported when a caller names it, so an installed package cannot add itself.
 """
 
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from operations.agents.formats.contract import ToolCall, ToolFormat
+from operations.base.plugins import registered
 from operations.base.text import suggestion
 
 GROUP = "operations.providers"
 """The group of the entry points by which packages register forms."""
 
 BUILT_IN = {
-    "openai": "openai:CHAT",
-    "openai-responses": "openai:RESPONSES",
-    "anthropic": "anthropic:FORMAT",
-    "langchain": "langchain:FORMAT",
-    "gemini": "gemini:FORMAT",
+    "openai": "operations.agents.formats.openai:CHAT",
+    "openai-responses": "operations.agents.formats.openai:RESPONSES",
+    "anthropic": "operations.agents.formats.anthropic:FORMAT",
+    "langchain": "operations.agents.formats.langchain:FORMAT",
+    "gemini": "operations.agents.formats.gemini:FORMAT",
 }
 """Our own forms, in the order in which a tool call is tried: Gemini's call has no mark of its own."""
 
 
-@cache
 def format_of(name: str) -> ToolFormat:
     """Return a form by its name.
 
     Raises:
         ValueError: If there is none, or its package cannot be imported.
     """
-    if place := BUILT_IN.get(name):
-        module, _, attribute = place.partition(":")
-        found = import_module(f"operations.agents.formats.{module}")
-        return cast("ToolFormat", getattr(found, attribute))
-    for each in entry_points(group=GROUP, name=name):
-        try:
-            return cast("ToolFormat", each.load())
-        except Exception as error:
-            package = each.dist.name if each.dist is not None else each.value
-            raise ValueError(
-                f"the format {name!r} is in {package}, which fails: {error}"
-            ) from error
-    near = suggestion(name, BUILT_IN)
-    raise ValueError(f"there is no format {name!r}; known: {', '.join(BUILT_IN)}.{near}")
+    found = registered(name, BUILT_IN, GROUP)
+    if found is None:
+        near = suggestion(name, BUILT_IN)
+        raise ValueError(f"there is no format {name!r}; known: {', '.join(BUILT_IN)}.{near}")
+    return cast("ToolFormat", found)
 
 
 def read_call(raw: Any, name: str | None = None) -> tuple[ToolFormat, ToolCall]:
