@@ -84,8 +84,8 @@ class StateEntry:
 
     Attributes:
         url: `sqlite:` with a path relative to this file, which survives restarts and which the processes of one machine
-            may share; `postgresql://...`, `redis://...` or `nats://...` for several hubs; or an address whose scheme an installed package
-            registers.
+            may share; `postgresql://...`, `redis://...` or `nats://...` for several hubs; or an address whose scheme an
+            installed package registers.
         password: The password, if the address has none.
         broker: The name of a broker in `brokers`, whose connection is used instead of `url`.
     """
