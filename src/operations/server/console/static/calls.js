@@ -57,14 +57,15 @@ export class CallsPage {
   }
 }
 
-/** Nest calls below their parents, the latest first. */
-export function treesOf(calls) {
+/** Nest calls below their parents, the latest first; those of one call only if `requestId` is given. */
+export function treesOf(calls, requestId) {
   const nodes = new Map(calls.map((call) => [call.requestId, { call, children: [] }]));
   const roots = [];
   for (const node of nodes.values()) {
     const parent = nodes.get(node.call.parentRequestId);
     (parent ? parent.children : roots).push(node);
   }
+  if (requestId !== undefined) return nodes.has(requestId) ? [nodes.get(requestId)] : [];
   return roots.sort((one, other) => other.call.startedAt - one.call.startedAt);
 }
 
@@ -87,6 +88,12 @@ const startOf = (all) => Math.min(...all.map((call) => call.startedAt));
 function durationOf(root) {
   const all = callsOf(root);
   return Math.max(...all.map(endOf)) - startOf(all);
+}
+
+/** One recent call with its nested calls; null if it is not among them. */
+export function callTree(calls, requestId) {
+  const nodes = treesOf(calls, requestId);
+  return nodes.length === 0 ? null : treeView(nodes[0], Math.max(0.001, durationOf(nodes[0])));
 }
 
 function treeView(root, span) {

@@ -1,13 +1,14 @@
 /* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
 
    The fragment of the address selects the page: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~workers`, `#/~approvals`, `#/~runs`,
-   `#/~runs/ID`, or nothing.
+   `#/~runs/ID`, `#/~code`, or nothing.
 */
 
 import * as api from "./api.js";
 import { ApprovalsPage } from "./approvals.js";
 import { CallsPage } from "./calls.js";
 import { Catalog } from "./catalog.js";
+import { CodePage, forgetScript } from "./code.js";
 import { el, fill, icon, plainString } from "./dom.js";
 import { OperationList } from "./list.js";
 import { forget, OperationPage } from "./operation.js";
@@ -25,8 +26,9 @@ const SOURCES = "~sources";
 const WORKERS = "~workers";
 const APPROVALS = "~approvals";
 const RUNS = "~runs";
+const CODE = "~code";
 const RUN = /^~runs\/(.+)$/;
-const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [WORKERS]: "Workers", [APPROVALS]: "Approvals", [RUNS]: "Runs" };
+const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [WORKERS]: "Workers", [APPROVALS]: "Approvals", [RUNS]: "Runs", [CODE]: "Code" };
 
 class Console {
   constructor() {
@@ -126,6 +128,7 @@ class Console {
     this.links[RUNS].hidden = !hasRuns;
     this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
     this.links[WORKERS].hidden = !this.catalog.byId.has("hub.watch_workers");
+    this.links[CODE].hidden = !this.catalog.byId.has("code.run");
     this.links[APPROVALS].hidden = !this.catalog.byId.has("approvals.watch");
     this.disconnected = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
     this.announce(this.disconnected);
@@ -135,7 +138,10 @@ class Console {
 
   /** Clear the page and all input after the caller has changed. */
   async onIdentity() {
-    if (this.session.identity === null) forget();
+    if (this.session.identity === null) {
+      forget();
+      forgetScript();
+    }
     await this.load();
     await this.route();
   }
@@ -221,6 +227,7 @@ class Console {
     if (wanted === SOURCES) return new SourcesPage({ may });
     if (wanted === WORKERS) return new WorkersPage({ may });
     if (wanted === APPROVALS) return new ApprovalsPage({ may });
+    if (wanted === CODE) return new CodePage({ may, hasCalls: !this.links[CALLS].hidden, signIn });
     if (wanted === RUNS) return new RunsPage();
     const run = RUN.exec(wanted);
     if (run !== null) return new RunPage(run[1], { may });
