@@ -56,7 +56,7 @@ class Elsewhere:
 class EntryPoint(Protocol):
     """What one path of a server does in each step."""
 
-    def place(self, state: RequestState) -> Target | Elsewhere:
+    def place(self, state: RequestState, /) -> Target | Elsewhere:
         """Return what an identified request asks for.
 
         If it has a `problem`, the request is rejected unless it is served elsewhere.
@@ -66,7 +66,7 @@ class EntryPoint(Protocol):
         """
         ...
 
-    async def read(self, state: RequestState) -> Any:
+    async def read(self, state: RequestState, /) -> Any:
         """Return what an admitted request asks, from its query or its body.
 
         Raises:
@@ -74,7 +74,7 @@ class EntryPoint(Protocol):
         """
         ...
 
-    async def run(self, state: RequestState, asked: Any) -> Reply | None:
+    async def run(self, state: RequestState, asked: Any, /) -> Reply | None:
         """Serve the request; return the response unless it has been sent.
 
         Raises:
