@@ -17,8 +17,6 @@ _MAX_BYTES = 16 << 20
 RUNNING: Final = ("rate", "concurrency", "retry", "cache", "select", "max_bytes")
 """The settings that need their own handler."""
 
-_ABSENT: Final = object()
-
 
 class ResultCache:
     """Caches results by caller and input, up to a limit. They are encoded so that callers cannot change them."""

@@ -2,15 +2,16 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from operations.base.json.values import is_list, is_object, unescape
-from operations.tools.cache import _ABSENT
 
 _Path: TypeAlias = tuple[str, ...]
 """The tokens of a JSON pointer. An empty path keeps a whole value."""
 
 _Paths: TypeAlias = tuple[_Path, ...]
+
+_ABSENT: Final = object()
 
 
 def paths_of(pointers: Collection[str]) -> _Paths:
