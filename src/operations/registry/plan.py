@@ -34,6 +34,7 @@ class Finisher(Protocol):
         Raises:
             BudgetSpentError: If the default budget does not suffice, or the result cannot even be converted to JSON.
         """
+        ...
 
 
 class Accepts(Protocol):

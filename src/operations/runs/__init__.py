@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode, invalid_argument
-from operations.base.json.values import as_json, canonical
+from operations.base.json.values import as_json, canonical, is_object, object_of
 from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.access import Identity, access_denied
 from operations.contract.context import OperationContext, new_request_id
@@ -705,7 +705,7 @@ def _answer_to(kind: str, request: Any, value: Any) -> bytes:
     """
     what = "The answer"
     if kind == "elicit":
-        action = value.get("action") if isinstance(value, dict) else None
+        action = object_of(value).get("action")
         if action not in ("accept", "decline", "cancel"):
             message = (
                 'needs an action: {"action": "accept", "content": {...}}, or "decline" or "cancel"'
@@ -715,7 +715,7 @@ def _answer_to(kind: str, request: Any, value: Any) -> bytes:
             validate_or_raise(
                 from_schema(request["schema"]), value.get("content"), subject="answer"
             )
-    elif not isinstance(value, dict):
+    elif not is_object(value):
         raise invalid_argument("", "must be an object", "type", subject=what)
     return _encoded(value, what, 256 * 1024)
 

@@ -932,7 +932,7 @@ _FIELDS: Final = tuple(_STATE.split(", "))
 
 
 def _state(row: Sequence[Any], result: Any = None, error: Any = None) -> RunState:
-    fields = dict(zip(_FIELDS, row, strict=True))
+    fields: dict[str, Any] = dict(zip(_FIELDS, row, strict=True))
     fields["owner"] = fields.pop("account")
     fields["status"] = RunStatus(fields["status"])
     for name, data in (("progress", fields["progress"]), ("result", result), ("error", error)):

@@ -24,7 +24,7 @@ from operations.base.errors import (
     operation_not_found,
     timeout_error,
 )
-from operations.base.json.values import JSONValueError, to_json
+from operations.base.json.values import JSONValueError, object_of, to_json
 from operations.base.tasks import start_task
 from operations.contract.access import Identity
 from operations.contract.channel import CallerChannel
@@ -777,7 +777,7 @@ class Session:
     async def _wait_for_approval(self, name: str, error: CallError) -> None:
         """Wait until a person has answered the request for approval of a call that has not begun."""
         attempt, journal = self.attempt, self.host.journal
-        details = error.details if isinstance(error.details, dict) else {}
+        details = object_of(error.details)
         key = f"approval:{name}"
         question = Question(key, "approval", msgspec.json.encode(details))
         news = self._news

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import is_object
 from operations.base.types import JSONObject
 from operations.contract.envelopes import ResponseEnvelope, local_envelope
 from operations.contract.specs import Operation, OperationSpec, OperationType
@@ -274,7 +275,7 @@ async def _change_run(state: RequestState, run: Run, verb: str, name: str, value
         return json_reply(shown(state, run.state), status=202)
     if verb == "retry":
         given: Any = {} if value is None else value
-        if not isinstance(given, dict) or not set(given) <= {"ran", "notRun"}:
+        if not is_object(given) or not set(given) <= {"ran", "notRun"}:
             raise malformed('The body is {}, {"ran": RESULT} or {"notRun": true}')
         await run.retry(ran=given.get("ran", msgspec.UNSET), not_run=given.get("notRun") is True)
         return json_reply(shown(state, run.state), status=202)

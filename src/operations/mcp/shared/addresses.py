@@ -5,10 +5,12 @@ first segment: `ui://clock/app.html` of the server `home` is `ui://home/clock/ap
 """
 
 import re
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp.shared.uri_template import UriTemplate
 from pydantic import AnyUrl, TypeAdapter, ValidationError
+
+from operations.base.json.values import is_list, is_object
 
 LISTED: Final = (
     "annotations", "arguments", "description", "icons", "mimeType", "name", "size", "title", "uri", "uriTemplate",
@@ -65,9 +67,8 @@ def rescoped(value: Any, namespace: str) -> Any:
     """Return JSON in which the addresses of views and skills of a server are those that clients use."""
     if isinstance(value, str):
         return scoped(namespace, value) or value
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {key: rescoped(each, namespace) for key, each in fields.items()}
-    if isinstance(value, list):
+    if is_object(value):
+        return {key: rescoped(each, namespace) for key, each in value.items()}
+    if is_list(value):
         return [rescoped(each, namespace) for each in value]
     return value

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.base.json.values import is_object, list_of, object_of
+from operations.base.json.values import is_list, is_object, list_of, object_of
 from operations.base.types import JSONObject
 
 MANIFEST: Final = "SKILL.md"
@@ -207,6 +207,6 @@ def _flow(text: str) -> Any:
         items = [item.strip() for item in text[1:-1].split(",")]
         return [_scalar(item) for item in items if item]
     value = msgspec.json.decode(text)
-    if not is_object(value) and not isinstance(value, list):
+    if not is_object(value) and not is_list(value):
         raise ValueError(f"cannot be read: {text}")
     return value

@@ -318,7 +318,9 @@ def _tuple_items(part: JSONObject) -> JSONObject:
     is_closed = isinstance(limit, int) and limit <= len(prefix)
     # Copies of larger schemas would double the text of each level.
     is_brief = all(each.keys() <= {"$ref", "type", "format"} for each in prefix)
-    members = [{**each} for each in prefix] if is_closed and is_brief else [{}, {}]
+    members: list[JSONObject] = (
+        [{**each} for each in prefix] if is_closed and is_brief else [{}, {}]
+    )
     return {"anyOf": members if len(members) > 1 else members * 2, _TUPLE: kind.value}
 
 

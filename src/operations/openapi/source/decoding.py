@@ -8,7 +8,6 @@ Rule 2: data that nests deeper than `MAX_DEPTH` is not normalised, because a rec
 import codecs
 import json
 import re
-from collections.abc import Iterator
 from math import inf, isinf
 from typing import Any, NoReturn
 
@@ -21,6 +20,8 @@ from operations.base.json.values import (
     JSONLimitError,
     JSONValueError,
     Path,
+    is_list,
+    is_object,
     nests_within,
     pointer_to,
 )
@@ -205,14 +206,13 @@ def _representable(value: Any, path: Path, notes: dict[tuple[str, str], Change])
     """Return decoded JSON with every value that cannot be represented replaced, and noted."""
     if isinstance(value, str):
         return value if value.isascii() else _text(value, path, notes)
-    if isinstance(value, dict):
-        items: Iterator[tuple[str, Any]] = iter(value.items())  # pyright: ignore[reportUnknownMemberType]
+    if is_object(value):
         found: JSONObject = {}
-        for key, item in items:
+        for key, item in value.items():
             name = _representable(key, (key, path), notes)
             found[name] = _representable(item, (name, path), notes)
         return found
-    if isinstance(value, list):
+    if is_list(value):
         return [_representable(item, (index, path), notes) for index, item in enumerate(value)]
     if isinstance(value, float) and isinf(value):
         _note(path, _TOO_LARGE, notes)

@@ -23,6 +23,7 @@ from starlette.requests import HTTPConnection
 
 from operations.base.errors import MissingExtraError
 from operations.base.files import read_small
+from operations.base.json.values import is_list
 from operations.base.logs import LogThrottle
 from operations.base.text import printable, shortened, without_secrets
 from operations.base.types import JSONObject
@@ -184,7 +185,7 @@ class JWTs(JWTConfig):
         found: dict[str, str] = {}
         for name, accepted in (("iss", [self.issuer]), ("aud", self._audiences_at(resource))):
             received: Any = claims.get(name)
-            values: list[Any] = received if isinstance(received, list) else [received]
+            values: list[Any] = received if is_list(received) else [received]
             if not any(value in accepted for value in values):
                 shown = shortened(printable(repr(received)), _SHOWN)
                 found[name] = f"its {name} is {shown}, expected {' or '.join(map(repr, accepted))}"
