@@ -93,7 +93,7 @@ def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator
             )
             outages.is_silent = True
             for each in exporters:
-                each.shutdown()
+                each.shutdown()  # pyright: ignore[reportUnknownMemberType]
         # Both at once, so that a collector that does not respond delays the exit only once.
         flushing = Thread(target=tracers.shutdown)
         flushing.start()

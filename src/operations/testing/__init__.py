@@ -72,8 +72,8 @@ class Fake:
             OperationsError: If it does not match the output schema, even after it was normalised.
         """
         schema, data = self._spec.output_schema, result
-        if isinstance(result, ResponseEnvelope):
-            data = result.data  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if isinstance(data, ResponseEnvelope):
+            data = data.data  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if schema.is_unknown or schema.is_binary or isinstance(data, bytes):
             return result
         _, changes = schema.compile().normaliser("cast")(data)
