@@ -33,13 +33,16 @@ def typed_module(code: str) -> str:
         "ast.Module",
         compile(code, "<page>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT),
     )
-    imported = {
-        number
+    spans = [
+        range(node.lineno - 1, cast("int", node.end_lineno))
         for node in tree.body
         if isinstance(node, (ast.Import, ast.ImportFrom))
-        for number in range(node.lineno - 1, cast("int", node.end_lineno))
-    }
-    imports = "\n".join(lines[number] for number in sorted(imported))
+    ]
+    imported = {number for span in spans for number in span}
+    # Snippets that stand alone repeat imports.
+    imports = "\n".join(
+        dict.fromkeys("\n".join(lines[number] for number in span) for span in spans)
+    )
     body = "\n".join(line for number, line in enumerate(lines) if number not in imported)
     return f"{RELAXED}{imports}\n\n\nasync def main() -> None:\n{indent(body, '    ')}\n"
 
