@@ -31,6 +31,8 @@ MEASURED: dict[str, Sequence[str]] = {
     "mcp_import": (*_CALL, "mcp"),
     "calls": (*_CALL, "calls", "pubsub"),
     "dispatch": (*_CALL, "calls", "pubsub"),
+    "runs": ("runs", "postgres", "registry"),
+    "code_mode": (*_CALL, "code"),
 }
 """The measured folders of each benchmark."""
 

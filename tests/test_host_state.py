@@ -15,6 +15,7 @@ from tests.limits import scaled
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
 
 EXCEPTIONS = {
+    "import operations.postgres": {"psycopg"},
     "import operations.telemetry.otlp": {"opentelemetry.sdk._shared_internal"},
     "running": {"asyncio", "uvicorn.error"},
     "running closed": {"asyncio", "uvicorn.error"},

@@ -143,7 +143,7 @@ async def test_f21_a_worker_rejects_calls_beyond_its_limits_and_keeps_working(
     world: World, registry: OperationRegistry, tmp_path: Path
 ) -> None:
     busy, path = tmp_path / "busy", tmp_path / "log"
-    bounds = {"concurrency": 10, "queue": 10}
+    bounds = {"concurrency": 10, "max_waiting": 10}
     async with AsyncExitStack() as stack:
         if world.name == "memory":
             await stack.enter_async_context(world.serve(registry, **bounds))

@@ -395,30 +395,30 @@ def test_output_that_cannot_be_written_is_not_an_error_of_the_address(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [("missing.pem", "No such file"), ("ops.py", "SSL")],
+    ("name", "code", "reason"),
+    [
+        ("missing.pem", 3, "operations.toml:2: serve.certificate names no file"),
+        ("ops.py", 1, "SSL"),
+    ],
 )
 def test_a_certificate_that_cannot_be_used_is_reported(
-    folder: Path, run: Callable[..., Ran], name: str, reason: str
+    folder: Path, run: Callable[..., Ran], name: str, code: int, reason: str
 ) -> None:
     (folder / "operations.toml").write_text(f"[serve]\ncertificate = '{name}'\nport = 0\n")
 
     ran = run("serve")
 
-    assert ran.code == 1
-    assert "the certificate of [serve] cannot be used, or its key" in ran.err
+    assert ran.code == code
     assert reason in ran.err
 
 
-def test_a_certificate_that_cannot_be_read_is_suspected(
-    folder: Path, run: Callable[..., Ran]
-) -> None:
+def test_a_folder_is_no_certificate(folder: Path, run: Callable[..., Ran]) -> None:
     (folder / "operations.toml").write_text("[serve]\ncertificate = '.'\nport = 0\n")
 
     ran = run("serve")
 
-    assert ran.code == 1
-    assert "check that the files of the certificate of [serve] can be read" in ran.err
+    assert ran.code == 3
+    assert "operations.toml:2: serve.certificate names no file" in ran.err
 
 
 @pytest.mark.requirement("R22")

@@ -1,7 +1,7 @@
 """`to_openapi`, and importing its result."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ from operations.openapi.serving.components import (
 
 async def nothing(input: Any, context: OperationContext) -> None:
     pass
+
+
+async def no_items(input: Any, context: OperationContext) -> AsyncGenerator[None]:
+    return
+    yield
 
 
 def spec(**fields: Any) -> OperationSpec:
@@ -618,7 +623,10 @@ def used_only(schema: Any) -> Any:
 @settings(max_examples=15, deadline=None)
 @given(st.lists(specs(), max_size=4, unique_by=lambda s: s.id.lower()))
 def test_an_exported_schema_is_read_back_unchanged(exported: list[OperationSpec]) -> None:
-    registry = OperationRegistry(Operation(each, nothing) for each in exported)
+    registry = OperationRegistry(
+        Operation(each, no_items if each.type is OperationType.SUBSCRIPTION else nothing)
+        for each in exported
+    )
     document = json.loads(json.dumps(to_openapi(registry)))
 
     for each in exported:

@@ -223,12 +223,12 @@ async def test_json_edge_cases(body: bytes, status: int) -> None:
     assert (await client.post("/test/run", json={"good": 1})).status == 200
 
 
-async def test_null_is_a_value_if_it_is_valid_and_otherwise_no_input() -> None:
+async def test_null_is_a_value_and_not_the_absence_of_input() -> None:
     closed = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
     client = serving(echo, input_schema=closed)
 
     assert (await client.post("/test/run")).json == {"input": {}}
-    assert (await client.post("/test/run", json=None)).json == {"input": {}}
+    assert (await client.post("/test/run", json=None)).status == 422
     assert (await serving(echo).post("/test/run", json=None)).json == {"input": None}
     closed["required"] = ["a"]
     assert (await serving(echo, input_schema=closed).post("/test/run", json=None)).status == 422
@@ -375,7 +375,7 @@ async def test_the_status_comes_from_one_table(code: str, status: int) -> None:
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
-@pytest.mark.parametrize("pause", [float("inf"), 10**400, 1e300])
+@pytest.mark.parametrize("pause", [10**400, 1e300])
 async def test_an_error_may_ask_for_a_pause_of_any_length(pause: float) -> None:
     async def fail(input: Any, context: OperationContext) -> Any:
         raise CallError(ErrorCode.UNAVAILABLE, "because", {"retryAfterMs": pause})

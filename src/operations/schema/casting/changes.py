@@ -86,6 +86,9 @@ _MAX_NAMES = 100
 _MAX_REPORTS = 100
 """The number of cached reports of one place, for lists with the same length and names."""
 
+_MAX_POINTER = 500
+"""The longest path whose report is stored, in characters."""
+
 _CONTAINERS = frozenset({dict, list})
 _OBJECTS = frozenset({dict})
 _LEAST_ROWS = 8
@@ -434,7 +437,8 @@ class Uniform:
             # As large as the schema and the names of one object, and cached.
             within = Changes(self._place, Work())
             found = within.add_properties(self._place, self._before, self._after, first, count)
-            if len(self._reports) < _MAX_REPORTS:
+            # Names of a value may be long, and each in another value another one.
+            if len(self._reports) < _MAX_REPORTS and len(first) <= _MAX_POINTER:
                 self._reports[count, path] = found
         return found
 
