@@ -86,8 +86,8 @@ _MAX_NAMES = 100
 _MAX_REPORTS = 100
 """The number of cached reports of one place, for lists with the same length and names."""
 
-_MAX_POINTER = 500
-"""The longest path whose report is stored, in characters."""
+_MAX_NAMES = 500
+"""The characters of the names in the longest path whose report is stored."""
 
 _CONTAINERS = frozenset({dict, list})
 _OBJECTS = frozenset({dict})
@@ -368,6 +368,14 @@ def _are_conversions(before: list[Any], after: list[Any]) -> bool:
     return convert_all(before, type(after[0])) == after
 
 
+def _is_short(path: Path) -> bool:
+    length = 0
+    while path:
+        name, path = path
+        length += len(name) if isinstance(name, str) else 1
+    return length <= _MAX_NAMES
+
+
 class Uniform:
     """Flat objects with the same property names, as in most lists.
 
@@ -438,7 +446,7 @@ class Uniform:
             within = Changes(self._place, Work())
             found = within.add_properties(self._place, self._before, self._after, first, count)
             # Names of a value may be long, and each in another value another one.
-            if len(self._reports) < _MAX_REPORTS and len(first) <= _MAX_POINTER:
+            if len(self._reports) < _MAX_REPORTS and _is_short(path):
                 self._reports[count, path] = found
         return found
 
