@@ -44,7 +44,7 @@ from rich.style import Style
 from rich.text import Text
 
 from operations.base.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
-from operations.base.json.values import list_of, object_of, to_json
+from operations.base.json.values import is_list, is_object, list_of, object_of, to_json
 from operations.base.tasks import cancel_tasks, exit_on_termination
 from operations.base.text import counted, printable, visible, visible_json
 from operations.base.types import JSONObject
@@ -131,12 +131,12 @@ def folded(value: Any) -> Any:
     """Return a JSON value whose long texts and lists are replaced by their beginning and their length."""
     if isinstance(value, str) and len(value) > _LONG_TEXT:
         return f"{value[: _LONG_TEXT // 2]}... ({counted(len(value), 'character')})"
-    if isinstance(value, list):
+    if is_list(value):
         items: list[Any] = [folded(each) for each in value[:_LONG_LIST]]
         return (
             items if len(value) <= _LONG_LIST else [*items, f"... ({counted(len(value), 'item')})"]
         )
-    if isinstance(value, dict):
+    if is_object(value):
         return {key: folded(each) for key, each in value.items()}
     return value
 
@@ -648,9 +648,10 @@ async def _report_sources(
             screen.warn(f'[tools."{pattern}"] matches no operation')
     for source in hub.sources:
         _report_parts(source, screen, common)
-    if wanted.is_all:
+    before: dict[str, list[str]] = {}
+    if wanted.is_all and hub.absent():
         # Keep the ids of disconnected sources, to distinguish them from unknown ids.
-        before = recall_operations(hub.file) if hub.absent() else {}
+        before = recall_operations(hub.file)
     if _is_quiet(hub.file, common):
         # From here on, log warnings: they concern calls and sources, and are not reported in another way.
         logging.getLogger("operations").setLevel(logging.WARNING)

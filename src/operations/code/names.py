@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import is_object
 from operations.base.types import JSONObject
 from operations.contract.specs import OperationSpec, OperationType
 from operations.registry.registry import OperationRegistry
@@ -104,7 +105,7 @@ class Parameters:
             if len(arguments) + len(named) > 1 or named.keys() - {"input"}:
                 raise _bad_arguments("the call takes one argument, input")
             return next(iter((*arguments, *named.values())), None), bounds
-        if len(arguments) == 1 and isinstance(arguments[0], dict) and not named:
+        if len(arguments) == 1 and is_object(arguments[0]) and not named:
             # The whole input, as models pass it by habit.
             return arguments[0], bounds
         if arguments:
@@ -117,7 +118,7 @@ def parameters_of(spec: OperationSpec) -> Parameters:
     """Return the parameters of an operation."""
     outline = Outline.of(spec.input_schema)
     properties = list(outline.properties)
-    is_object = bool(properties) or outline.types == {"object"}
+    takes_object = bool(properties) or outline.types == frozenset({"object"})
     taken = {"self"}
     names: dict[str, str] = {}
     for each in sorted(properties, key=lambda name: not is_plain(name)):
@@ -125,7 +126,7 @@ def parameters_of(spec: OperationSpec) -> Parameters:
     bounds: dict[str, str] = {}
     if spec.type is OperationType.SUBSCRIPTION:
         bounds = {free_name(each, taken): each for each in BOUNDS}
-    return Parameters(names, is_object, bounds)
+    return Parameters(names, takes_object, bounds)
 
 
 def is_plain(name: str) -> bool:

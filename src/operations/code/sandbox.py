@@ -380,7 +380,7 @@ def _turn_of(snapshot: Any) -> Turn:
 
 def _script_error(error: Any) -> SandboxError:
     inner = error.exception()
-    frames = error.traceback() if hasattr(error, "traceback") else []
+    frames: list[Any] = error.traceback() if hasattr(error, "traceback") else []
     line = frames[-1].line if frames else None
     shown = error.display() if hasattr(error, "display") else str(error)
     head = error.display("type-msg") if hasattr(error, "traceback") else ""

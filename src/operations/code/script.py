@@ -24,7 +24,7 @@ from uuid import UUID
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode, operation_not_found
-from operations.base.json.values import as_json, canonical, to_json
+from operations.base.json.values import as_json, canonical, is_list, is_object, to_json
 from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.code import stubs
@@ -374,7 +374,8 @@ class Execution:
         call.is_mutation = spec.type is OperationType.MUTATION
         given, bounds = parameters_of(spec).input_of(turn.arguments, turn.named)
         if not given and not turn.arguments and not turn.named:
-            given = None if not parameters_of(spec).is_object else {}
+            nothing: JSONObject | None = {} if parameters_of(spec).is_object else None
+            given = nothing
         value = to_plain(given, f"The input of {call.operation_id}")
         context = self._context.changed(claim=self._claim(call))
         if spec.type is OperationType.SUBSCRIPTION:
@@ -534,10 +535,10 @@ def _beginning(value: Any, depth: int) -> Any:
         return value[:_MAX_CLAIM]
     if isinstance(value, (dict, list)) and not depth:
         return "..."
-    if isinstance(value, dict):
+    if is_object(value):
         some = islice(value.items(), _GLIMPSED)
         return {str(key)[:_MAX_CLAIM]: _beginning(each, depth - 1) for key, each in some}
-    if isinstance(value, list):
+    if is_list(value):
         return [_beginning(each, depth - 1) for each in value[:_GLIMPSED]]
     return value if value is None or isinstance(value, (bool, int, float)) else "..."
 

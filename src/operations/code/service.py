@@ -7,7 +7,7 @@ Rule 3: where a registry keeps runs, every script is a run.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -17,6 +17,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import object_of
 from operations.base.slots import Bulkhead
 from operations.base.types import JSONObject
 from operations.code.config import CodeLimits, SavedScript, digest_of
@@ -349,7 +350,7 @@ class Code:
         return spec if spec is not None and _shows(spec, context) and is_describable(spec) else None
 
     @asynccontextmanager
-    async def _place(self, context: OperationContext) -> AsyncIterator[None]:
+    async def _place(self, context: OperationContext) -> AsyncGenerator[None]:
         """Hold one of the places for scripts."""
         key = "" if context.identity is None else context.identity.limit_key
         if context.identity is not None and self._running[key] >= self.limits.per_caller:
@@ -422,7 +423,7 @@ def _with_calls(error: CallError, execution: Execution) -> CallError:
     ]
     if not made:
         return error
-    details = dict(error.details) if isinstance(error.details, dict) else {}
+    details = dict(object_of(error.details))
     details["ran"] = msgspec.to_builtins(made[-50:])
     return CallError(error.code, error.message, details, retryable=error.retryable)
 

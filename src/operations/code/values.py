@@ -33,7 +33,8 @@ class _Converter:
         if depth > MAX_DEPTH or self._left < 0:
             raise self._error("is nested too deeply" if self._left >= 0 else "has too many values")
         # By exact type: a subclass could behave in another way.
-        kind = type(value)
+        given: object = value
+        kind = type(given)
         if value is None or kind in (str, int, float, bool, bytes):
             return value
         if kind is dict:
@@ -49,7 +50,7 @@ class _Converter:
             return number if number is not None and Decimal(repr(number)) == value else str(value)
         if kind is ClassProxy and value.is_dataclass:
             return self.convert(value.attributes, depth)
-        if isinstance(value, tuple):
+        if isinstance(given, tuple):
             return [self.convert(each, depth + 1) for each in value]
         name = value.name if kind is ClassProxy else kind.__name__
         raise self._error(f"contains a {name}, which is not JSON")

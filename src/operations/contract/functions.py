@@ -379,10 +379,13 @@ def _may_return_stream(handler: Callable[..., Any]) -> bool:
     if result is None:
         return not inspect.iscoroutinefunction(code)
     origin: Any = get_origin(result) or result
+    returned: Any = origin
     if inspect.isclass(origin) and issubclass(origin, Awaitable) and get_args(result):
-        origin = get_args(result)[-1]
-        origin = get_origin(origin) or origin
-    return origin in {Any, object} or not inspect.isclass(origin) or hasattr(origin, "__aiter__")
+        returned = get_args(result)[-1]
+        returned = get_origin(returned) or returned
+    return (
+        returned in {Any, object} or not inspect.isclass(returned) or hasattr(returned, "__aiter__")
+    )
 
 
 def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:

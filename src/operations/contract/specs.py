@@ -595,8 +595,8 @@ class Operation(msgspec.Struct, frozen=True):
 def is_for_models(spec: OperationSpec) -> bool:
     """Return whether models may see an operation; False for a tool of an MCP server that only its views call."""
     of_server = spec.meta.get("_meta")
-    ui = of_server.get("ui") if isinstance(of_server, dict) else None
-    visibility = ui.get("visibility") if isinstance(ui, dict) else None
+    ui = of_server.get("ui") if is_object(of_server) else None
+    visibility = ui.get("visibility") if is_object(ui) else None
     return not (isinstance(visibility, list) and visibility and "model" not in visibility)
 
 

@@ -223,7 +223,7 @@ class PostgresDatabase:
         try:
             if connection.info.server_version < _OLDEST_SERVER:
                 raise psycopg.NotSupportedError("PostgreSQL 13 or newer is needed")
-            cursor = connection.execute(_SETTINGS)
+            cursor = connection.execute(_SETTINGS.encode())
             while cursor.nextset():
                 pass
             row = cursor.fetchone()

@@ -55,7 +55,8 @@ def _as_text(value: Any) -> Iterator[str]:
 
 def convert_all(values: list[Any], kind: type) -> list[Any] | None:
     """Return scalars of one type converted to `kind`, in C; None unless that is what `conversions` does for each."""
-    source: type = type(values[0])
+    given: object = values[0]
+    source = type(given)
     made: list[Any] | None = None
     try:
         if source is str and (kind is int or kind is float):

@@ -212,7 +212,8 @@ class CountedSchema:
         for_value, for_character = self._rates
         units, waiting = for_value, [value]
         for held in waiting:
-            kind = type(held)
+            given: object = held
+            kind = type(given)
             if kind is dict:
                 units += for_value * len(held)
                 if for_character:
@@ -397,7 +398,9 @@ class _Node:
 
     def cost(self, value: Any) -> int:
         """Return the units of checking one value, without its parts."""
-        compared, kind = self._compared, type(value)
+        compared = self._compared
+        given: object = value
+        kind = type(given)
         if kind is str:
             searched = 0 if self._pattern is None else self._pattern.cost(value)
             return _TOUCH + _TEXT * compared + searched

@@ -234,7 +234,9 @@ class Normaliser:
 
         def quick(value: Any, work: Work | None) -> tuple[Any, _Report | None]:
             report: _Report = self._stripped
-            if work is None and type(value) is list and len(value) > _LONG:
+            given: object = value
+            kind = type(given)
+            if work is None and kind is list and len(value) > _LONG:
                 raise BudgetSpentError
             try:
                 stripped, differs = typed.strip(value, work)

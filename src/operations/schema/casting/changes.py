@@ -365,7 +365,9 @@ def _are_conversions(before: list[Any], after: list[Any]) -> bool:
     kinds = set(map(type, before)), set(map(type, after))
     if len(kinds[0]) != 1 or len(kinds[1]) != 1 or kinds[0] == kinds[1]:
         return False
-    return convert_all(before, type(after[0])) == after
+    given: object = after[0]
+    kind = type(given)
+    return convert_all(before, kind) == after
 
 
 def _is_short(path: Path) -> bool:

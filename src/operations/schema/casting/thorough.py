@@ -236,7 +236,8 @@ class Pass:
                 continue
             if not name.isascii():
                 placed(to_json, name, path)
-            kind = type(item)
+            given: object = item
+            kind = type(given)
             if trusts:
                 is_valid = part.scalars is not None and kind in part.scalars
             elif kind is str:

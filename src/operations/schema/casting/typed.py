@@ -184,6 +184,6 @@ def names_of(objects: list[Any]) -> tuple[str, ...] | None:
     """Return the names of objects that all have the same names in the same order; None for other values."""
     if not _OBJECTS.issuperset(map(type, objects)):
         return None
-    found = set(map(tuple, objects))
-    names: tuple[Any, ...] = found.pop()
+    found: set[tuple[Any, ...]] = set(map(tuple, objects))
+    names = found.pop()
     return names if not found and _TEXT.issuperset(map(type, names)) else None

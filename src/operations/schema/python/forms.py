@@ -628,7 +628,9 @@ class _Field(msgspec.Struct, frozen=True):
         A validator or `__post_init__` has made it from other parts of the input.
         """
         default = self.default
-        if hasattr(type(self.value), "get_secret_value"):
+        given: object = self.value
+        kind = type(given)
+        if hasattr(kind, "get_secret_value"):
             return False
         if default.is_generated:
             return False
