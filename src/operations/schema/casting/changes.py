@@ -86,7 +86,7 @@ _MAX_NAMES = 100
 _MAX_REPORTS = 100
 """The number of cached reports of one place, for lists with the same length and names."""
 
-_MAX_NAMES = 500
+_MAX_STORED = 500
 """The characters of the names in the longest path whose report is stored."""
 
 _CONTAINERS = frozenset({dict, list})
@@ -375,7 +375,7 @@ def _is_short(path: Path) -> bool:
     while path:
         name, path = path
         length += len(name) if isinstance(name, str) else 1
-    return length <= _MAX_NAMES
+    return length <= _MAX_STORED
 
 
 class Uniform:
