@@ -23,6 +23,7 @@ from operations import (
     OperationType,
     RegistrationError,
     ResponseEnvelope,
+    Schema,
     collect_errors,
     from_schema,
     local_envelope,
@@ -372,7 +373,9 @@ def test_a_wrong_value_of_an_enum_is_corrected() -> None:
 
 
 def test_a_spec_is_pickled_and_a_context_says_why_not() -> None:
-    spec = OperationSpec(namespace="a", name="b", type=OperationType.QUERY)
+    used = Schema({"properties": {"a": {"default": 1}}})
+    used.cast({})
+    spec = OperationSpec(namespace="a", name="b", type=OperationType.QUERY, output_schema=used)
     assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301 - its own
     with pytest.raises(TypeError, match="identity"):
         pickle.dumps(OperationContext())

@@ -259,11 +259,11 @@ def test_a_terminal_gets_a_table(start: Start) -> None:
     assert end(child) == 0
 
 
-def test_a_truncated_cell_is_marked(start: Start, environment: dict[str, str]) -> None:
+def test_a_narrow_list_leaves_out_the_sources(start: Start, environment: dict[str, str]) -> None:
     environment["COLUMNS"] = "40"
     child = start("list", "add")
 
-    see(child, "work.add query local Add two numbe…")
+    see(child, "work.add query Add two numbers.")
     assert end(child) == 0
 
 

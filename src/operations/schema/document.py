@@ -191,6 +191,10 @@ class Schema:
         self._lenient = lenient
         self._compiled: CompiledSchema | None = None
 
+    def __reduce__(self) -> tuple[Callable[..., "Schema"], tuple[JSONSchema, bool]]:
+        """Pickle the document; what was compiled from it is compiled again."""
+        return _unpickled, (self.document, self._lenient)
+
     @property
     def document(self) -> JSONSchema:
         """The document as it was given.
@@ -418,6 +422,10 @@ def _compiled(document: JSONSchema, *, drop_patterns: bool = False) -> CompiledS
     if compiled is None:
         compiled = _in_use[key] = CompiledSchema(document, drop_patterns=drop_patterns)
     return compiled
+
+
+def _unpickled(document: JSONSchema, lenient: bool) -> Schema:
+    return Schema(document, lenient=lenient)
 
 
 def from_schema(document: JSONSchema, *, lenient: bool = False) -> Schema:
