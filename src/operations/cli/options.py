@@ -256,11 +256,11 @@ class Screen:
                 )
                 for cell, width in zip(texts, widths, strict=True)
             ]
-            first, last = "  ".join(cells[:-1]).rstrip(), cells[-1].rstrip()
+            first, last = "  ".join(cells[:-1]), cells[-1].rstrip()
             if not is_folded:
                 self.write(f"{first}  {last}".rstrip() if len(cells) > 1 else last)
             elif number:
-                self.write(first)
+                self.write(first.rstrip())
                 if last:
                     self.write(f"  {last}")
         sys.stdout.flush()
