@@ -45,6 +45,7 @@ from operations.openapi import (
     PasswordCredentials,
     RefreshToken,
     Select,
+    to_openapi,
 )
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.redis import RedisConfig, connect_redis
@@ -115,6 +116,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.openapi.PasswordCredentials": partial(PasswordCredentials, username="a", password="b"),
     "operations.openapi.RefreshToken": partial(RefreshToken, refresh_token="a"),
     "operations.openapi.Select": Select,
+    "operations.openapi.to_openapi": partial(to_openapi, REGISTRY),
     "operations.pubsub.redis.RedisConfig": partial(RedisConfig, "redis://localhost"),
     "operations.pubsub.redis.connect_redis": partial(connect_redis, "redis://localhost"),
     "operations.pubsub.websocket.serve_websocket": accept,

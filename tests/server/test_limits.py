@@ -10,7 +10,7 @@ from starlette.types import Message
 from tests.server.asgi import Client
 from tests.support import first_done
 
-from operations import CallError, ErrorCode, Identity, OperationRegistry
+from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.base.concurrency import ConcurrencyLimiter
 from operations.base.rates import RateLimiter
 from operations.calls import PendingRequestMap
@@ -251,20 +251,27 @@ async def test_a_batch_counts_as_its_calls() -> None:
 
 @pytest.mark.requirement("R39")
 async def test_a_batch_runs_no_more_calls_at_a_time_than_its_caller_may() -> None:
-    registry, running_now, most = OperationRegistry(), 0, 0
+    registry, running_now, most, ended = OperationRegistry(), 0, 0, 0
+    boss = OperationContext(identity=Identity("boss", ["approvals:answer"]))
+    registry.register_object(registry.authority.approvals)
 
     @registry.operation("test.wait")
     async def wait() -> None:
-        nonlocal running_now, most
+        nonlocal running_now, most, ended
         running_now += 1
         most = max(most, running_now)
         await asyncio.sleep(0.01)
         running_now -= 1
+        ended += 1
+        if ended == 11:
+            (asked,) = (await registry.execute("approvals.list", {}, boss)).data["approvals"]
+            answer = {"id": asked["id"], "approve": False}
+            await registry.execute("approvals.answer", answer, boss)
 
     @registry.operation("test.approved")
     async def approved() -> None: ...
 
-    configure_tools(registry, {"test.approved": ToolConfig(approve=ApprovalRule(hold=0.1))})
+    configure_tools(registry, {"test.approved": ToolConfig(approve=ApprovalRule(hold=60))})
     app = create_app(registry, limits=Limits(calls_per_caller=3))
     slots = app.state.pipeline.front.calls
     # The call that waits for a person gives back its own slot, not those of the others.
@@ -274,7 +281,7 @@ async def test_a_batch_runs_no_more_calls_at_a_time_than_its_caller_may() -> Non
     response = await Client(app).post("/batch", json=batch)
 
     outcomes = [each.get("error", {}).get("code") for each in response.json["results"]]
-    assert outcomes == ["APPROVAL_REQUIRED"] + [None] * 11
+    assert outcomes == ["ACCESS_DENIED"] + [None] * 11
     assert (most, slots.total) == (2, 0)
 
 

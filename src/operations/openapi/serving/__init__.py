@@ -14,7 +14,7 @@ import msgspec
 
 from operations.base.errors import HTTP_STATUS, ErrorCode
 from operations.base.json.values import is_list, is_object, object_of
-from operations.base.text import first_sentence, numbered_name
+from operations.base.text import enforce_lists, first_sentence, numbered_name
 from operations.base.types import JSONObject, JSONSchema
 from operations.contract.specs import ErrorDefinition, OperationSpec, OperationType, describable
 from operations.front.public_errors import declared_status
@@ -99,7 +99,11 @@ def to_openapi(
         security_schemes: OpenAPI security schemes by name, each of which is sufficient.
         durable: The ids of the durable operations of a server that keeps runs, so that the document has its paths for
             runs; by default those of a registry with a store of runs.
+
+    Raises:
+        ValueError: If `durable` is one string.
     """
+    enforce_lists(durable=durable)
     items = list(registry)
     specs: list[OperationSpec] = [getattr(item, "spec", item) for item in items]
     if durable is None and getattr(registry, "run_store", None) is not None:
