@@ -66,6 +66,13 @@ class ByName(BaseModel):
     amount: int = Field(0, alias="amountCents")
 
 
+class OnlyByName(BaseModel):
+    """Its input schema has the alias, which it does not read."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=False)
+    amount: int = Field(0, alias="amountCents")
+
+
 class Choices(BaseModel):
     amount: int = Field(0, validation_alias=AliasChoices("amountCents", "amount", "sum"))
 
@@ -215,6 +222,7 @@ NESTED = {"properties": {"inner": AT_MOST}}
 
 NUMBERS: list[tuple[Any, Any, Any, list[Any]]] = [
     (ByName, AT_MOST, {"amountCents": 5}, [{"amount": 9999}, {"amountCents": 9999}]),
+    (OnlyByName, AT_MOST, {"amount": 5}, [{"amount": 9999}]),
     (Choices, AT_MOST, {"amountCents": 5}, [{"amount": 9999}, {"sum": 9999}]),
     (Pathed, AT_MOST, {"amountCents": 5}, [{"values": [9999]}]),
     (Classic, AT_MOST, {"amountCents": 5}, [{"amount": 9999}]),

@@ -23,6 +23,7 @@ from operations import (
 from operations.agents import Toolbox
 from operations.authority import Grants, Store
 from operations.calls import from_calls, serve_calls
+from operations.code import Code
 from operations.front.search import Gateway
 from operations.hub import open_hub
 from operations.hub.operations import control_operations, worker_operations
@@ -263,6 +264,47 @@ async def test_an_imported_document_keeps_the_mark() -> None:
                 for spec in hub.specs():
                     assert spec.authority, spec.id
                     assert await outcome(hub, spec.id, "*") == DENIED
+
+
+async def test_the_paths_of_runs_are_marked_when_a_document_is_imported_as_operations() -> None:
+    far, hub = with_approvals(), OperationRegistry()
+    document = to_openapi(far, durable=["approvals.answer"])
+    runs = {path: item for path, item in document["paths"].items() if path.startswith("/runs")}
+    assert runs
+
+    # At the other hub, the runs of all callers of this hub belong to its one identity.
+    config = HTTPServiceConfig("far", base_url="http://127.0.0.1:9")
+    async with from_openapi({**document, "paths": runs}, config) as service:
+        hub.register_all(service)
+        assert len(hub.specs()) == sum(map(len, runs.values()))
+        for spec in hub.specs():
+            assert spec.authority, spec.id
+            assert await outcome(hub, spec.id, "*") == DENIED
+
+
+SCRIPT = f"return await approvals.answer(id={NO_REQUEST['id']!r}, approve=True)"
+
+
+async def test_a_script_at_another_hub_answers_no_approval_with_the_grant_of_this_hub() -> None:
+    far, hub, target = with_approvals(), OperationRegistry(), MemoryTarget()
+    far.register_all(Code(far))
+    scopes = Identity("hub", ["approvals:answer"])
+    token = Grants(KEY).create(scopes, "hub", operations=["code.*", ANSWER])
+    async with (
+        serve_calls(far, target, resolve=Grants(KEY).resolve),
+        from_calls(target, namespace="far", credential=token, send_identity=False) as service,
+    ):
+        hub.register_all(service)
+        grants = Grants(KEY)
+        bot = await grants.resolve(grants.create(ANN, "bot", operations=["*"]))
+        context = OperationContext(identity=bot)
+
+        with pytest.raises(CallError) as caught:
+            await hub.execute("far.approvals.answer", NO_REQUEST, context)
+        assert caught.value.code == DENIED
+        with pytest.raises(CallError) as caught:
+            await hub.execute("far.code.run", {"script": SCRIPT}, context)
+        assert caught.value.code == "SCRIPT_REJECTED"
 
 
 async def test_patterns_that_restrict_apply_to_marked_operations() -> None:

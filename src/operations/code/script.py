@@ -133,14 +133,13 @@ class ScriptCall:
         self.is_mutation = False
 
 
-def may_be_scripted(spec: OperationSpec, context: OperationContext) -> bool:
-    """Return whether scripts of a caller may call an operation, apart from its access.
+def may_be_scripted(spec: OperationSpec) -> bool:
+    """Return whether scripts may call an operation, apart from the access of their caller.
 
-    A model writes scripts, and another hub may offer `code.run` to its callers under a pattern. So scripts call an
-    operation that administers authority only with a grant, which must name it.
+    Another hub may offer `code.run` to its callers under a pattern, so that no grant of theirs names what the script
+    calls. Scripts therefore do not call operations that administer authority.
     """
-    identity = context.identity
-    return not spec.authority or (identity is not None and identity.grant is not None)
+    return not spec.authority
 
 
 class Execution:
@@ -369,7 +368,7 @@ class Execution:
     async def _made(self, call: ScriptCall) -> Any:
         operation_id, turn = call.operation_id, call.called
         spec = self._registry.get_spec(operation_id)
-        if spec is None or not may_be_scripted(spec, self._context):
+        if spec is None or not may_be_scripted(spec):
             raise self._unknown(call)
         call.is_mutation = spec.type is OperationType.MUTATION
         given, bounds = parameters_of(spec).input_of(turn.arguments, turn.named)

@@ -387,9 +387,7 @@ def _fitting(names: Names, spec: OperationSpec, room: int) -> str:
 
 
 def _shows(spec: OperationSpec, context: OperationContext) -> bool:
-    return (
-        spec.namespace != NAMESPACE and may_be_scripted(spec, context) and may_call(spec, context)
-    )
+    return spec.namespace != NAMESPACE and may_be_scripted(spec) and may_call(spec, context)
 
 
 def _rejected(found: list[Diagnostic]) -> CallError:

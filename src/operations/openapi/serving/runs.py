@@ -1,13 +1,15 @@
 """The paths of runs in an exported document: `/runs` and those below it, and the response 202 of durable operations.
 
 Rule 1: they are not operations: an import skips them, because their `x-operations` refers to another entry.
+Rule 2: an import that does not read `x-operations` makes operations of them. These are marked, because the runs of all
+        callers of the importing hub belong to its one identity.
 """
 
 from typing import Any, Final
 
 from operations.base.types import JSONObject
 from operations.openapi.reading.media import EVENT_STREAM
-from operations.openapi.serving.components import ERROR, KEY, PREFIX
+from operations.openapi.serving.components import AUTHORITY, ERROR, KEY, PREFIX
 
 _JSON: Final = "application/json"
 
@@ -114,7 +116,7 @@ def run_paths(security: list[JSONObject]) -> JSONObject:
         written["responses"] = {**responses, "default": {"$ref": "#/components/responses/Failed"}}
         if security:
             written["security"] = security
-        return written | {KEY: {"id": name, "sameAs": "run"}}
+        return written | {KEY: {"id": name, "sameAs": "run"}, AUTHORITY: True}
 
     run_id = _parameter("id", "path", _TEXT)
     state, done = _response("The state.", RUN), {"204": {"description": "Done."}}

@@ -295,8 +295,8 @@ class ForeignNames:
             tokens = [each if is_list(each) else [each] for each in paths]
             accepted[name] = frozenset({name, *(each[0] for each in tokens)})
             single = [each[0] for each in tokens if len(each) == 1]
-            by_alias = config.get("validate_by_alias", True)
-            names[name] = single[0] if single and by_alias else name
+            # The input schema also has the aliases of a class that does not read them (`validate_by_alias=False`).
+            names[name] = single[0] if single else name
         own = is_class(cls) and (
             hasattr(cls, "__pydantic_fields__") or hasattr(cls, "model_fields")
         )
