@@ -330,6 +330,23 @@ def test_a_hub_is_called_over_http(url: str) -> None:
             assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "hub = operations.connect(url, token=token)\nprint(hub.sync.math.double(number=4))",
+        "print(operations.connect(url, token=token).sync.math.double(number=4))\ngc.collect()",
+    ],
+    ids=["kept until the end", "dropped"],
+)
+def test_a_script_that_does_not_close_its_hub_ends_without_a_word(url: str, code: str) -> None:
+    start = f"import gc\nimport operations\nurl, token = {url!r}, {'k' * 32!r}\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", start + code],
+        capture_output=True, text=True, timeout=scaled(60), check=True,
+    )  # fmt: skip
+    assert (ran.stdout, ran.stderr) == ("8\n", "")
+
+
 def test_the_details_of_a_remote_error_arrive(url: str) -> None:
     hub = operations.connect(url, token="k" * 32)
     with hub.sync, pytest.raises(CallError, match="Did you mean") as caught:

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from contextvars import copy_context
-from typing import Any, Generic, Self, TypeVar, cast
-from weakref import finalize
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from weakref import WeakSet, finalize
 
 T = TypeVar("T")
 
@@ -74,10 +74,23 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> No
         loop.call_soon_threadsafe(function)
 
 
+class Closable(Protocol):
+    """Owns connections."""
+
+    async def aclose(self) -> None:
+        """Close them."""
+        ...
+
+
 class LoopThread:
-    """An event loop in a daemon thread, which starts when it is first used."""
+    """An event loop in a daemon thread, which starts when it is first used.
+
+    Attributes:
+        guests: What is closed with the loop, unless it is dropped earlier: connections cannot close without a loop.
+    """
 
     def __init__(self) -> None:
+        self.guests: WeakSet[Closable] = WeakSet()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -104,8 +117,16 @@ class LoopThread:
                 task.cancel()
             if tasks:
                 loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_SECONDS))
+            loop.run_until_complete(self._close_guests())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+    async def _close_guests(self) -> None:
+        guests = list(self.guests)
+        self.guests.clear()
+        if guests:
+            closing = [asyncio.ensure_future(each.aclose()) for each in guests]
+            await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for its result.
@@ -130,6 +151,8 @@ class LoopThread:
         """Start another thread when the loop is used again: a forked process does not have the one of its parent."""
         self._lock = threading.Lock()
         self._loop = self._thread = None
+        # Their connections belong to the parent.
+        self.guests = WeakSet()
 
 
 class Held(Generic[T]):

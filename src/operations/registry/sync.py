@@ -117,6 +117,7 @@ class SyncRegistry:
             return found
         home = self._registry.loop
         if home is None or home.is_closed() or not home.is_running():
+            shared_loop.guests.add(self._registry)
             return shared_loop.run(coroutine)
         if running_loop() is home:
             coroutine.close()

@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
+from weakref import finalize
 
 from operations.base.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.base.retry import IDLE_SECONDS
@@ -70,6 +71,8 @@ class AiohttpTransport:
         self._sessions: dict[
             asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]
         ] = {}
+        # At the end of the process there is no loop left on which they could close.
+        finalize(self, _close_dropped, self._sessions).atexit = False
 
     def send(self, request: HTTPRequest) -> "_Exchange":
         """Send `request`; see `HTTPTransport.send`."""
@@ -136,6 +139,27 @@ class AiohttpTransport:
         if request.public_only or not self._proxies.is_used:
             return None
         return self._proxies.find(url.scheme, url.raw_host or "", url.port)
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""Tasks that close pools; an event loop does not keep them alive."""
+
+
+def _close_dropped(
+    sessions: dict[asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]],
+) -> None:
+    """Close the pools of a transport that was dropped, on their event loops; from any thread."""
+
+    def close(session: aiohttp.ClientSession) -> None:
+        task = asyncio.Task(session.close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    for loop, pools in sessions.items():
+        for session in pools.values():
+            # A closed loop cannot close them.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(close, session)
 
 
 class _Response(aiohttp.ClientResponse):
