@@ -186,6 +186,37 @@ async def test_a_helper_that_changes_is_imported_again(tmp_path: Path) -> None:
         assert await call(hub, "step") == 5
 
 
+async def test_a_script_beside_the_file_is_not_its_code(tmp_path: Path) -> None:
+    async with developing(tmp_path) as hub:
+        assert hub.code is not None
+        (tmp_path / "script.py").write_text("import operations\n")
+        assert not hub.code.has_changed, "global variables would begin anew"
+
+        # Only now it is imported.
+        good = (tmp_path / "app.py").read_text()
+        (tmp_path / "app.py").write_text("import script\n" + good)
+        await reload(hub)
+        (tmp_path / "script.py").write_text("NUMBER = 1\n")
+        assert hub.code.has_changed
+
+        (tmp_path / "app.py").write_text(good)
+        await reload(hub)
+        (tmp_path / "script.py").write_text("NUMBER = 12\n")
+        assert not hub.code.has_changed
+
+
+async def test_a_missing_module_is_found_when_it_is_saved(tmp_path: Path) -> None:
+    async with developing(tmp_path) as hub:
+        assert hub.code is not None
+        (tmp_path / "app.py").write_text("import later\n" + (tmp_path / "app.py").read_text())
+        await reload(hub)
+        assert "later" in str(hub.code.problem)
+        (tmp_path / "later.py").write_text("")
+        assert hub.code.has_changed
+        await reload(hub)
+        assert hub.code.problem is None
+
+
 async def test_a_file_that_cannot_be_imported_at_first_is_served_when_it_can(
     tmp_path: Path,
 ) -> None:

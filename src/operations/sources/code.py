@@ -52,7 +52,7 @@ class Code:
         """
         self._sources = tuple(sources)
         # Before the import, so that a file that is written meanwhile is noticed.
-        before = self.times()
+        before = self._times(with_neighbours=True)
         previous = self._take_out()
         writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         importlib.invalidate_caches()
@@ -65,6 +65,9 @@ class Code:
             # Bytecode is only compared by second and size: a file that is saved twice in a second would not be read.
             sys.dont_write_bytecode = writes
         self.problem = "\n".join(problems) or None
+        if not problems:
+            # Files that only an earlier version has imported.
+            self._files = {}
         # Files that only a version that cannot be used needs are watched too.
         now = self.times()
         self._files = {path: before.get(path, time) for path, time in now.items()}
@@ -102,7 +105,13 @@ class Code:
         sys.modules.update(previous)
 
     def times(self) -> dict[Path, int | None]:
-        """Return the modification times of the files of the code."""
+        """Return the modification times of the files of the code.
+
+        If its version cannot be used, it may lack a module: then those of all modules beside it.
+        """
+        return self._times(with_neighbours=self.problem is not None)
+
+    def _times(self, *, with_neighbours: bool) -> dict[Path, int | None]:
         paths = set(self._files)
         for name, module in list(sys.modules.items()):
             if name not in self._others and _is_own(module):
@@ -110,8 +119,7 @@ class Code:
         for source in self._sources:
             path = Path(source)
             paths |= set(_python_files(path)) if path.is_dir() else {path}
-            if isinstance(source, Path):
-                # A module beside it may be imported next.
+            if with_neighbours and isinstance(source, Path):
                 paths |= set((path if path.is_dir() else path.parent).glob("*.py"))
         times = {path: modified_at(path) for path in paths}
         return {path: time for path, time in times.items() if time is not None}
