@@ -14,6 +14,7 @@ from tests.mcp_serving.test_tasks import Client
 from operations import OperationContext, OperationRegistry
 from operations.front.search import Gateway, visible_specs
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.mcp.serving.apps import bridge
 
 UI = "io.modelcontextprotocol/ui"
 HOST: dict[str, Any] = {"extensions": {UI: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
@@ -140,3 +141,36 @@ async def test_the_operator_limits_the_extensions(extensions: list[str]) -> None
         result = (await registry.execute("oslo.get_time", {})).data
 
     assert result["result"] == "noon in oslo, False"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<!doctype html><html lang='a>b'><!-- <head> --><head class=x>", "<title>T</title>"),
+        ("<!DOCTYPE html>", "\n<p>'<html><head>'</p>"),
+        ("", "<script>const page = '<head>';</script>"),
+        ("<!--><html>", "<body>"),
+        ("\ufeff <head>", ""),
+        ("<html>", "<header>"),
+        ("", "<!-- <head>"),
+        ("", "<html '"),
+    ],
+)
+def test_the_script_of_a_view_runs_before_its_content(before: str, after: str) -> None:
+    result = {"contents": [{"mimeType": "text/html;profile=mcp-app", "text": before + after}]}
+    bridge(result, "oslo", {})
+    page = result["contents"][0]["text"]
+
+    assert page.startswith(f"{before}<script>")
+    assert page.endswith(f"</script>{after}")
+
+
+@pytest.mark.requirement("R67")
+@pytest.mark.parametrize("tag", ["<head ", "<!doctype", "<html '", "<!--", '<html a="" '])
+def test_the_time_for_a_view_grows_with_its_length(tag: str) -> None:
+    """A time that grows with the square of the length would exceed the limit of the test by far."""
+    text = tag * (4_000_000 // len(tag))
+    result = {"contents": [{"mimeType": "text/html;profile=mcp-app", "text": text}]}
+    bridge(result, "oslo", {})
+
+    assert result["contents"][0]["text"].endswith(text)

@@ -246,6 +246,30 @@ def test_other_yaml_is_rejected(text: str) -> None:
         front_matter(f"---\n{text}\n---\n")
 
 
+@pytest.mark.requirement("R67")
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a{' ' * 30_000}b",
+        f"a: b\n{' c' * 4_000}",
+        "\n".join(f"{' ' * depth}a:" for depth in range(240))
+        + "\n"
+        + " " * 240
+        + "a: "
+        + "[" * 900,
+        "a: " + "[" * 30_000,
+        "a" * 1_000_000,
+        f"a{' ' * 1_000_000}b",
+    ],
+)
+def test_front_matter_of_hostile_servers_is_rejected_or_read_in_one_pass(text: str) -> None:
+    """A time that grows with the square of the length would exceed the limit of the test by far."""
+    entry = {"uri": URI, "frontmatter": {}, "resources": "dynamic"}
+    fault = fault_of(f"---\n{text}\n---\n".encode(), URI, entry)
+
+    assert fault in (None, "has another front matter than its skill states")
+
+
 @pytest.mark.parametrize(
     ("name", "manifest"),
     [

@@ -22,7 +22,12 @@ from operations.mcp.serving.tools import Tool
 from operations.mcp.shared.addresses import SCOPED
 from operations.mcp.shared.extensions import VIEW
 
-_HEAD: Final = re.compile(r"<head(?:\s[^>]*)?>|<html(?:\s[^>]*)?>|<!doctype[^>]*>", re.IGNORECASE)
+_PROLOGUE: Final = ("!doctype", "html", "head")
+"""The tags before the content of a page, in their order."""
+
+_SPACE: Final = re.compile(r"\ufeff?[\s]*")
+_COMMENT_END: Final = re.compile(r"--!?>")
+_TAG: Final = re.compile(r"""<(!?[a-z]+)(?=[\s/>])(?:[^"'>]|"[^"]*"|'[^']*')*+>""", re.IGNORECASE)
 
 _SCRIPT: Final = """<script>(() => {
   const host = window.parent, names = %s, scopes = %s, namespace = %s;
@@ -92,12 +97,35 @@ def bridge(result: JSONObject, namespace: str, names: Mapping[str, str]) -> None
 def _with_script(html: str, namespace: str, names: Mapping[str, str]) -> str:
     values = (dict(names), list(SCOPED), namespace)
     script = _SCRIPT % tuple(_literal(each) for each in values)
-    place = None
-    for found in _HEAD.finditer(html):
-        place = found.end()
-        if found[0].lower().startswith("<head"):
+    place = _script_place(html)
+    return html[:place] + script + html[place:]
+
+
+def _script_place(html: str) -> int:
+    """Return the place in a page after the tags that must precede a script, in one pass over the text.
+
+    A parser of HTML creates the tags that are missing, so every earlier place is valid too.
+    """
+    at, place, following = 0, 0, 0
+    while following < len(_PROLOGUE):
+        at = _end(_SPACE.match(html, at), at)
+        if html.startswith("<!--", at):
+            # "<!-->" is a whole comment.
+            end = _COMMENT_END.search(html, at + 2)
+            if end is None:
+                break
+            at = end.end()
+            continue
+        tag = _TAG.match(html, at)
+        if tag is None or tag[1].lower() not in _PROLOGUE[following:]:
             break
-    return html[: place or 0] + script + html[place or 0 :]
+        following = _PROLOGUE.index(tag[1].lower()) + 1
+        at = place = tag.end()
+    return place
+
+
+def _end(found: re.Match[str] | None, otherwise: int) -> int:
+    return otherwise if found is None else found.end()
 
 
 def _literal(value: Any) -> str:

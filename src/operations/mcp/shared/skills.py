@@ -22,11 +22,15 @@ DYNAMIC: Final = "dynamic"
 
 _BLOCK: Final = re.compile(r"\ufeff?---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _KEY: Final = re.compile(
-    r"""( *)((?:[^\s#:"'\[\]{},&*!|>%@`-]|-(?=\S))[^:#]*|"[^"]*"|'[^']*')\s*:(?:\s+(.*))?$"""
+    # No two parts can match the same spaces: the time grows with the length of the line.
+    r"""( *)((?:[^\s#:"'\[\]{},&*!|>%@`-]|-(?=\S))[^:#]*|"[^"]*"\s*|'[^']*'\s*):(?:\s+(.*))?$"""
 )
 _QUOTED: Final = re.compile(r"""\"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'""")
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9]\d{0,17})")
 _NUMBER: Final = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?")
+_MAX_FRONT_MATTER: Final = 32 * 1024
+"""The longest front matter in characters."""
+
 _WORDS: Final[dict[str, Any]] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
@@ -44,10 +48,17 @@ def front_matter(text: str) -> JSONObject | None:
     """Return the front matter of a `SKILL.md`; None if it has none.
 
     Raises:
-        ValueError: If it uses YAML that skills do not need: anchors, tags, several documents.
+        ValueError: If it uses YAML that skills do not need (anchors, tags, several documents), or is too long.
     """
     found = _BLOCK.match(text)
-    return None if found is None else _Lines(found[1].splitlines()).mapping(0)
+    if found is None:
+        return None
+    if len(found[1]) > _MAX_FRONT_MATTER:
+        raise ValueError(f"cannot be read: it has more than {_MAX_FRONT_MATTER} characters")
+    try:
+        return _Lines(found[1].splitlines()).mapping(0)
+    except RecursionError:
+        raise ValueError("cannot be read: it is nested too deeply") from None
 
 
 def fault_of(content: bytes, uri: str, entry: JSONObject) -> str | None:
@@ -121,12 +132,13 @@ class _Lines:
         inner = -1 if line is None else _indent(line)
         is_list = line is not None and line.lstrip().startswith(("- ", "-\n")) and inner >= indent
         if text:
+            parts = [text]
             while line is not None and _indent(line) > indent and text[0] not in "\"'[{":
                 # A plain scalar continues.
-                text = f"{text} {_without_comment(line.strip())}"
+                parts.append(_without_comment(line.strip()))
                 self._at += 1
                 line = self._peek()
-            return _scalar(text)
+            return _scalar(" ".join(parts))
         if is_list:
             return self._list(inner)
         return self.mapping(inner) if inner > indent else None
