@@ -9,16 +9,20 @@ Rule 1: the content of a file is used only if it has the size and the digest of 
 import re
 from hashlib import sha256
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
-from operations.base.json.values import is_list, is_object, list_of, object_of
+from operations.base.json.values import is_list, is_object, list_of, object_of, text_of
 from operations.base.types import JSONObject
 
 MANIFEST: Final = "SKILL.md"
 
 DYNAMIC: Final = "dynamic"
 """Stands for the files of a skill that are generated."""
+
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\\%]")
+"""Characters that no decoded path may have: `%` could be decoded again."""
 
 _BLOCK: Final = re.compile(r"\ufeff?---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _KEY: Final = re.compile(
@@ -42,6 +46,29 @@ def digest_of(content: bytes) -> str:
 def folder_of(uri: str) -> str:
     """Return the address of the folder of a skill, without a slash at its end."""
     return uri.removesuffix(MANIFEST).removesuffix("/")
+
+
+def is_inside(uri: str, folder: str) -> bool:
+    """Return whether an address is below a folder also after a client has decoded it and written it as a path."""
+    rest = unquote(uri[len(folder) + 1 :])
+    is_plain = not _UNSAFE.search(rest) and not {"", ".", ".."} & set(rest.split("/"))
+    return uri.startswith(f"{folder}/") and is_plain
+
+
+def misplaced(entry: JSONObject) -> str | None:
+    """Return an address in the entry of a skill that leaves the folder of the skill; None if there is none."""
+    uri = text_of(entry.get("uri"))
+    scheme, mark, rest = uri.partition("://")
+    folder = folder_of(uri)
+    if not mark or not rest.endswith(f"/{MANIFEST}") or not is_inside(uri, f"{scheme}:/"):
+        return uri
+    resources = entry.get("resources")
+    listed = [] if resources == DYNAMIC else list_of(resources)
+    for address in (text_of(object_of(each).get("uri")) for each in listed):
+        # A colon in the path of a file is a drive or a stream on Windows.
+        if not is_inside(address, folder) or ":" in unquote(address[len(folder) :]):
+            return address
+    return None
 
 
 def front_matter(text: str) -> JSONObject | None:

@@ -363,6 +363,9 @@ class MCPClient:
             else:
                 connection.is_there()
                 of_task = object_of(result.get("result"))
+                said = result.get("statusMessage")
+                if isinstance(said, str):
+                    result = {**result, "statusMessage": connection.redactor.redact(said)}
                 is_error = any(each.get("isError") is True for each in (result, of_task))
                 is_error = is_error or "error" in result
                 return connection.redactor.redact_all(result) if is_error else result

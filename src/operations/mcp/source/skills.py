@@ -2,19 +2,38 @@
 
 Rule 1: no file is read before a caller reads it.
 Rule 2: a file that is not what the entry of its skill states is rejected, once the entry was read again.
+Rule 3: an entry whose addresses leave the folder of its skill is omitted: clients may write the files to disk.
 """
 
+import logging
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from operations.base.errors import CallError, ErrorCode
 from operations.base.json.values import is_object, list_of, object_of, text_of
+from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
-from operations.mcp.shared.skills import DYNAMIC, fault_of, folder_of
+from operations.mcp.shared.skills import (
+    DYNAMIC,
+    MANIFEST,
+    fault_of,
+    folder_of,
+    is_inside,
+    misplaced,
+)
+
+logger = logging.getLogger("operations.mcp")
 
 _MAX_PAGES: Final = 100
+_MAX_UNLISTED: Final = 1_000
+"""The largest number of remembered entries that the server does not list."""
+
+_MAX_FOLDERS: Final = 4
+"""The largest number of folders of a file that are tried for an unlisted skill."""
+
+_SCHEME: Final = "skill://"
 
 
 class SkillEntries:
@@ -27,8 +46,8 @@ class SkillEntries:
 
     def __init__(self, server: str, request: Callable[..., Awaitable[JSONObject]]) -> None:
         self._server, self._request = server, request
-        self._known: dict[str, JSONObject] = {}
-        self._has_listed = False
+        self._listed: dict[str, JSONObject] | None = None
+        self._unlisted: dict[str, JSONObject] = {}
 
     async def read_all(self, context: OperationContext) -> list[JSONObject]:
         """Return the entries that the server lists.
@@ -36,18 +55,28 @@ class SkillEntries:
         Raises:
             CallError: If there is no result.
         """
-        found: list[JSONObject] = []
+        found: dict[str, JSONObject] = {}
+        omitted: list[str] = []
         cursor: Any = None
         for _ in range(_MAX_PAGES):
             params = {} if cursor is None else {"cursor": cursor}
             page = await self._request("skills/list", params, context, replayable=True)
-            found += [each for each in list_of(page.get("skills")) if is_object(each)]
+            for entry in filter(is_object, list_of(page.get("skills"))):
+                address = misplaced(entry)
+                if address is None:
+                    found[entry["uri"]] = entry
+                else:
+                    omitted.append(address)
             cursor = page.get("nextCursor")
             if not cursor:
                 break
-        self._known |= {text_of(each.get("uri")): each for each in found}
-        self._has_listed = True
-        return found
+        if omitted:
+            logger.warning(
+                "%s: %d skills are omitted, because their addresses leave their folder: %s",
+                self._server, len(omitted), printable(omitted[0][:200]),
+            )  # fmt: skip
+        self._listed = found
+        return [*found.values()]
 
     async def get(self, uri: str, context: OperationContext) -> JSONObject:
         """Return the entry of one skill.
@@ -56,7 +85,17 @@ class SkillEntries:
             CallError: If there is no such skill.
         """
         result = await self._request("skills/get", {"uri": uri}, context, replayable=True)
-        entry = self._known[uri] = object_of(result.get("skill"))
+        entry = object_of(result.get("skill"))
+        if entry.get("uri") != uri or misplaced(entry) is not None:
+            message = f"{self._server} sent an entry that is not that of the skill: {uri}"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
+        listed = self._listed or {}
+        if uri in listed:
+            listed[uri] = entry
+        else:
+            self._unlisted[uri] = entry
+            while len(self._unlisted) > _MAX_UNLISTED:
+                del self._unlisted[next(iter(self._unlisted))]
         return entry
 
     async def check(self, uri: str, result: JSONObject, context: OperationContext) -> None:
@@ -65,32 +104,65 @@ class SkillEntries:
         Raises:
             CallError: `EXECUTION_ERROR` if it is not what the entry of its skill states.
         """
-        if not uri.startswith("skill://"):
+        if uri[: len(_SCHEME)].lower() != _SCHEME:
             return
-        if not self._has_listed:
+        if not is_inside(uri, _SCHEME.removesuffix("/")):
+            raise self._rejected(uri, "leaves its folder")
+        if self._listed is None:
             await self.read_all(context)
         entry = self._find(uri)
+        if entry is None:
+            entry, is_new = await self._find_unlisted(uri, context), True
+        else:
+            is_new = False
         fault = None if entry is None else _fault(uri, result, entry)
         if entry is None or fault is None:
             return
-        # The skill may have changed.
-        fault = _fault(uri, result, await self.get(text_of(entry.get("uri")), context))
+        if not is_new:
+            # The skill may have changed.
+            fault = _fault(uri, result, await self.get(text_of(entry.get("uri")), context))
         if fault is not None:
-            message = f"{self._server} sent a file of a skill that {fault}: {uri}"
-            raise CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
+            raise self._rejected(uri, fault)
+
+    def _rejected(self, uri: str, fault: str) -> CallError:
+        message = f"{self._server} sent a file of a skill that {fault}: {uri}"
+        return CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
+
+    async def _find_unlisted(self, uri: str, context: OperationContext) -> JSONObject | None:
+        """Return the entry of a skill that the server does not list, or did not when it was asked."""
+        folder = uri
+        for _ in range(_MAX_FOLDERS):
+            folder = folder.rpartition("/")[0]
+            if len(folder) < len(_SCHEME):
+                break
+            try:
+                return await self.get(f"{folder}/{MANIFEST}", context)
+            except CallError as error:
+                # There is no such skill.
+                if error.code != ErrorCode.EXECUTION_ERROR:
+                    raise
+        return None
 
     def _find(self, uri: str) -> JSONObject | None:
         """Return the entry of the skill that a file belongs to."""
-        owners = [known for known in self._known if uri.startswith(f"{folder_of(known)}/")]
-        return self._known[max(owners, key=len)] if owners else None
+        known = {**self._unlisted, **(self._listed or {})}
+        owners = [each for each in known if uri.startswith(f"{folder_of(each)}/")]
+        return known[max(owners, key=len)] if owners else None
 
 
 def _fault(uri: str, result: JSONObject, entry: JSONObject) -> str | None:
     """Return why the contents of a file are not what the entry states; None if they are."""
-    for content in map(object_of, list_of(result.get("contents"))):
-        if content.get("uri") != uri:
-            continue
+    contents = [object_of(each) for each in list_of(result.get("contents"))]
+    for content in contents:
         blob = content.get("blob")
-        data = b64decode(blob) if isinstance(blob, str) else text_of(content.get("text")).encode()
-        return fault_of(data, uri, entry)
-    return None if entry.get("resources") == DYNAMIC else "is empty"
+        try:
+            data = (
+                b64decode(blob) if isinstance(blob, str) else text_of(content.get("text")).encode()
+            )
+        except ValueError:
+            return "is not base64"
+        fault = fault_of(data, text_of(content.get("uri")), entry)
+        if fault is not None:
+            return fault
+    is_there = any(content.get("uri") == uri for content in contents)
+    return None if is_there or entry.get("resources") == DYNAMIC else "is empty"

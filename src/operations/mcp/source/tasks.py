@@ -6,13 +6,17 @@ Rule 1: in a run, the call and the id of its task are a step: an attempt that co
         repeats the call.
 Rule 2: the task is cancelled with the call or run that waits for it, but not if this process only stops.
 Rule 3: a server that does not respond for a while does not end the wait: its task may survive.
+Rule 4: a state that the protocol does not allow ends the call, and cancels the task.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from math import isfinite
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from operations.base.errors import CallError, ErrorCode
 from operations.base.json.values import object_of, text_of
@@ -20,7 +24,7 @@ from operations.base.tasks import cancel_tasks
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
 from operations.mcp.config import MCPClientConfig
-from operations.mcp.shared.interaction import ELICIT, answer_question
+from operations.mcp.shared.interaction import ELICIT, MAX_QUESTIONS, answer_question
 
 _POLL_SECONDS: Final = 0.5
 _POLL_BOUNDS: Final = (0.05, 10.0)
@@ -38,6 +42,15 @@ _BEGIN_SECONDS: Final = 1.0
 
 _CANCEL_SECONDS: Final = 3.0
 """Seconds for the request that cancels a task."""
+
+_LONGEST_MESSAGE: Final = 1_000
+"""The longest `statusMessage` in characters; a run stores it."""
+
+_MAX_ANSWERED: Final = 1_000
+_MAX_QUESTION_BYTES: Final = 1024 * 1024
+"""The largest number of questions of one task, and the largest size of those of one state as JSON."""
+
+_LIVE: Final = ("working", "input_required")
 
 _RETRIED: Final = (ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.RESOURCE_EXHAUSTED)
 
@@ -111,11 +124,22 @@ async def call_with_tasks(
     except asyncio.CancelledError:
         # If the run was not cancelled, another attempt continues the task.
         if begun and (context.scope is None or context.scope.is_cancelled):
-            params: JSONObject = {"taskId": begun[0]}
-            with suppress(CallError, TimeoutError):
-                async with asyncio.timeout(_CANCEL_SECONDS):
-                    await server.request("tasks/cancel", params, context, replayable=True)
+            await _cancel(begun[0], server, context)
         raise
+    except _MalformedTaskError as error:
+        await _cancel(begun[0], server, context)
+        raise CallError(ErrorCode.EXECUTION_ERROR, str(error), retryable=False) from None
+
+
+async def _cancel(task_id: str, server: Server, context: OperationContext) -> None:
+    params: JSONObject = {"taskId": task_id}
+    with suppress(CallError, TimeoutError):
+        async with asyncio.timeout(_CANCEL_SECONDS):
+            await server.request("tasks/cancel", params, context, replayable=True)
+
+
+class _MalformedTaskError(Exception):
+    """The server sent a state of a task that the protocol does not allow."""
 
 
 async def result_of(task: JSONObject, server: Server, context: OperationContext) -> JSONObject:
@@ -156,6 +180,11 @@ class _Follower:
             if status == "cancelled":
                 message = f"{self._server.server} has cancelled the task"
                 raise CallError(ErrorCode.ABORTED, message)
+            if status not in _LIVE:
+                message = (
+                    f"{self._server.server} sent a task whose status the protocol does not allow"
+                )
+                raise _MalformedTaskError(message)
             await self._report(text_of(task.get("statusMessage")))
             if status == "input_required" and await self._answer(task):
                 task = await self._get()
@@ -182,6 +211,7 @@ class _Follower:
             pause = min(2 * pause, _POLL_BOUNDS[1])
 
     async def _report(self, message: str) -> None:
+        message = message[:_LONGEST_MESSAGE]
         if message and message != self._reported:
             self._reported = message
             self._reports += 1
@@ -193,12 +223,22 @@ class _Follower:
         new = {key: object_of(each) for key, each in asked.items() if key not in self._answered}
         if not new:
             return False
+        self._enforce_allowed(new)
         asking = [asyncio.ensure_future(self._ask(*each)) for each in new.items()]
         try:
             await asyncio.gather(*asking)
         finally:
             await cancel_tasks(*asking)
         return True
+
+    def _enforce_allowed(self, questions: Mapping[str, JSONObject]) -> None:
+        server = self._server.server
+        if not all(isinstance(each.get("method"), str) for each in questions.values()):
+            raise _MalformedTaskError(f"{server} sent a question that the protocol does not allow")
+        count, total = len(questions), len(questions) + len(self._answered)
+        is_large = len(msgspec.json.encode(questions)) > _MAX_QUESTION_BYTES
+        if count > MAX_QUESTIONS or total > _MAX_ANSWERED or is_large:
+            raise _MalformedTaskError(f"{server} sent too many or too large questions for a task")
 
     async def _ask(self, key: str, question: JSONObject) -> None:
         self._answered.add(key)
@@ -216,9 +256,11 @@ class _Follower:
 
 
 def _interval(task: JSONObject) -> float:
-    stated = task.get("pollIntervalMs")
-    is_number = isinstance(stated, int | float) and not isinstance(stated, bool)
-    seconds = float(stated) / 1000 if is_number and stated is not None else _POLL_SECONDS
+    stated, seconds = task.get("pollIntervalMs"), _POLL_SECONDS
+    # Neither NaN nor an integer that is no float has an order with the bounds.
+    with suppress(OverflowError):
+        if isinstance(stated, int | float) and isfinite(stated) and not isinstance(stated, bool):
+            seconds = float(stated) / 1000
     return min(max(seconds, _POLL_BOUNDS[0]), _POLL_BOUNDS[1])
 
 
