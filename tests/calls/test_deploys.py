@@ -215,7 +215,7 @@ async def test_calls_find_the_workers_whose_source_is_connected(
 ) -> None:
     ledger = tmp_path / "ledger"
     waiting, connected = release(ledger, "task.run"), release(ledger, "shop.pay")
-    waiting.is_absent = lambda namespace: namespace == "shop"
+    waiting.follow_sources(is_absent=lambda namespace: namespace == "shop", awaits_any=lambda: True)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(broker_world.serve(waiting))
         calls = await stack.enter_async_context(caller(broker_world))
@@ -247,7 +247,7 @@ async def test_a_call_names_the_source_that_is_not_connected_if_no_worker_has_it
 ) -> None:
     ledger = tmp_path / "ledger"
     waiting, other = release(ledger, "task.run"), release(ledger, "task.stop")
-    waiting.is_absent = lambda namespace: namespace == "shop"
+    waiting.follow_sources(is_absent=lambda namespace: namespace == "shop", awaits_any=lambda: True)
     async with AsyncExitStack() as stack:
         for registry in (waiting, other):
             await stack.enter_async_context(broker_world.serve(registry))

@@ -123,7 +123,8 @@ async def test_the_websocket_does_not_reveal_hidden_operations(is_absent: bool, 
     variants: list[dict[str, Any]] = [{}, {"attempt": 2}, {"credit": 1}, {"requiredVersion": 9}]
     replies: dict[str, list[str]] = {"task.secret": [], "task.nothing": []}
     app = application(websocket=True)
-    app.state.pipeline.front.registry.is_absent = lambda _: is_absent
+    registry: OperationRegistry = app.state.pipeline.front.registry
+    registry.follow_sources(is_absent=lambda _: is_absent, awaits_any=lambda: is_absent)
     async with (
         running(app) as url,
         aiohttp.ClientSession() as http,
@@ -168,7 +169,7 @@ async def test_an_operation_with_advertised_scopes_has_a_challenge(
 async def test_a_source_that_is_not_connected_does_not_reveal_its_hidden_operations() -> None:
     app = application(limits=Limits(rate_per_caller=0.001, burst=4))
     registry: OperationRegistry = app.state.pipeline.front.registry
-    registry.is_absent = lambda _: True
+    registry.follow_sources(is_absent=lambda _: True, awaits_any=lambda: True)
     client = Client(app)
 
     paths = [

@@ -157,7 +157,7 @@ async def test_a_list_that_hides_operations_is_private() -> None:
 
 async def test_a_list_that_another_source_will_extend_is_not_cached() -> None:
     registry = OperationRegistry()
-    registry.awaits_sources = lambda: True
+    registry.follow_sources(is_absent=lambda _: False, awaits_any=lambda: True)
     async with Client(to_mcp(registry)) as client:
         assert await freshness(client) == (0, "private")
 

@@ -345,7 +345,9 @@ async def test_an_endless_subscription_ends_with_the_items_so_far(
 async def test_a_tool_of_a_source_that_is_not_connected_is_unavailable(era: str) -> None:
     """As at other entry points: an agent must not conclude that there is no such tool."""
     registry = OperationRegistry()
-    registry.is_absent = lambda namespace: namespace == "shop"
+    registry.follow_sources(
+        is_absent=lambda namespace: namespace == "shop", awaits_any=lambda: True
+    )
     async with Client(to_mcp(registry), mode=era) as client:
         result = await client.call_tool("shop__order", {"item": 1})
         with pytest.raises(MCPError, match="Unknown tool: task__add"):

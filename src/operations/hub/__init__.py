@@ -94,8 +94,9 @@ class Hub:
         build_app: Callable[["Hub"], ASGIApp],
     ) -> None:
         self.registry = registry
-        registry.is_absent = self._may_be_absent
-        registry.awaits_sources = lambda: bool(self.absent())
+        registry.follow_sources(
+            is_absent=self._may_be_absent, awaits_any=lambda: bool(self.absent())
+        )
         self.file = file
         self.wanted = wanted
         self._build_app = build_app

@@ -3,21 +3,17 @@
 Rule 1: a registration that fails leaves nothing behind.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Literal, TypeAlias, Unpack
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from msgspec.structs import replace as with_fields
 
-from operations.authority import Authority
 from operations.base.errors import CallError, ErrorCode, RegistrationError, operation_not_found
-from operations.base.text import counted, suggestion
+from operations.base.text import suggestion
 from operations.contract.context import OperationContext, may_call
-from operations.contract.events import Observer, RegistryChanged, notify
+from operations.contract.events import Observer, RegistryChanged
 from operations.contract.functions import (
-    Function,
-    OperationOptions,
-    operation,
-    operations_of,
     validate_operation,
     warn_of_unchecked_input,
 )
@@ -32,28 +28,49 @@ from operations.contract.specs import (
     restrictions,
 )
 from operations.registry.remotes import Remote, forward
-from operations.registry.services import PipelineHost
+from operations.registry.services import CallServices, listed
 
 Registrable: TypeAlias = Operation | OperationSpec | Callable[..., Any]
 """An operation, a spec whose handler runs remotely or is registered later, or a function marked with `@operation`."""
 
 
-class Registrations(PipelineHost):
-    """The operations of a registry, each by its id."""
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Operations that were checked, and can be added to the catalog."""
+
+    ready: dict[str, Operation]
+    """The operations as they are added, by id."""
+
+    adapted: list[tuple[Operation, Operation]]
+    """Those that an adapter has changed: the original, and the operation that is added."""
+
+    elsewhere: set[str]
+    """The ids of those that have no local handler, before adapters changed them."""
+
+
+class Catalog:
+    """The operations of a registry, each by its id.
+
+    Args:
+        services: What all calls share; its observers receive every change.
+        remote: Runs operations without a local handler.
+        forget: Receives the ids of operations that were removed or replaced.
+
+    Attributes:
+        revision: The number of changes so far.
+        remote: Runs operations without a local handler.
+    """
 
     def __init__(
         self,
+        services: CallServices,
         remote: Remote | None,
-        *,
-        output: OutputPolicy | None,
-        max_threads: int,
-        calls: Collection[str],
-        authority: Authority | None,
+        forget: Callable[[Collection[str]], None],
     ) -> None:
-        super().__init__(output=output, max_threads=max_threads, calls=calls, authority=authority)
         self.revision = 0
-        """The number of changes so far."""
-        self._remote = remote
+        self.remote = remote
+        self._services = services
+        self._forget_plans = forget
         self._operations: dict[str, Operation] = {}
         self._elsewhere: set[str] = set()
         self._adapters: list[Callable[[Operation], Operation]] = []
@@ -67,91 +84,53 @@ class Registrations(PipelineHost):
         """Returns whether the source of a namespace is not connected, so that its operations may be missing."""
         self.awaits_sources: Callable[[], bool] = lambda: False
         """Returns whether any source is not connected, so that more operations may follow."""
-        self._services: list[Any] = []
         self._watchers: list[Observer] = []
 
-    def register(self, operation: Registrable, replace: bool = False) -> Operation:
-        """Add an operation, a function marked with `@operation`, or a spec without a handler.
+    def checked(self, operations: Iterable[Registrable], *, replace: bool = False) -> Addition:
+        """Adapt and check operations, without adding them.
 
         Raises:
-            RegistrationError: If its id is taken and `replace` is not set, or the operation is not valid.
+            RegistrationError: If an id is taken and `replace` is not set, or an operation is not valid.
         """
-        return self.register_all([operation], replace=replace)[0]
-
-    def register_all(
-        self,
-        operations: Iterable[Registrable],
-        *,
-        replace: bool = False,
-    ) -> list[Operation]:
-        """Add every operation, or none of them.
-
-        The registry closes a service (the result of `from_openapi` or `connect_mcp`) when it is closed itself. A
-        service whose operations change has a method `attach(registry)`, which keeps the registry up to date.
-
-        Raises:
-            RegistrationError: As `register`; then nothing was added.
-        """
-        added: dict[str, Operation] = {}
-        originals: list[tuple[Operation, Operation]] = []
+        ready: dict[str, Operation] = {}
+        changed: list[tuple[Operation, Operation]] = []
         elsewhere: set[str] = set()
         for candidate in operations:
             # Check the exact type first, for speed: importers register thousands of operations.
             if type(candidate) is not Operation and isinstance(candidate, OperationSpec):
                 elsewhere.add(candidate.id)
-                candidate = forward(candidate, self._remote)  # noqa: PLW2901
+                candidate = forward(candidate, self.remote)  # noqa: PLW2901
             given = validate_operation(candidate)
-            ready = given
-            if self._adapters and (ready := self._adapted(given)) is not given:
-                originals.append((given, ready))
-            warn_of_unchecked_input(ready)
-            operation_id = ready.spec.id
+            each = given
+            if self._adapters and (each := self._adapted(given)) is not given:
+                changed.append((given, each))
+            warn_of_unchecked_input(each)
+            operation_id = each.spec.id
             is_taken = operation_id in self._operations and not (
                 replace and operation_id in (given.spec.id, self.current_id(given.spec.id))
             )
-            if operation_id in added or is_taken:
+            if operation_id in ready or is_taken:
                 raise RegistrationError(
                     f"{operation_id} is already registered: rename it, or pass replace=True"
                 )
-            added[operation_id] = ready
-        attach = getattr(operations, "attach", None)
-        if attach is not None:
-            attach(self)
-        self._put(added)
-        for operation_id in added:
+            ready[operation_id] = each
+        return Addition(ready, changed, elsewhere)
+
+    def add(self, addition: Addition) -> list[Operation]:
+        """Add operations that were checked; return them."""
+        self._put(addition.ready)
+        for operation_id in addition.ready:
             self._forget_original(operation_id)
-        for given, ready in originals:
+        for given, ready in addition.adapted:
             self._given[given.spec.id] = given, ready.spec.id
             self._original_ids[ready.spec.id] = given.spec.id
-        self._elsewhere |= set(map(self.current_id, elsewhere))
-        if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
-            self._services.append(operations)
-        return list(added.values())
+        self._elsewhere |= set(map(self.current_id, addition.elsewhere))
+        return list(addition.ready.values())
 
-    def register_object(self, service: object, *, replace: bool = False) -> list[Operation]:
-        """Add every method of `service` that is marked with `@operation`, or none of them.
-
-        Raises:
-            RegistrationError: As `register`, and if no method is marked.
-        """
-        return self.register_all(operations_of(service), replace=replace)
-
-    def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
-        """Add a spec whose handler is registered later or runs remotely.
-
-        Raises:
-            RegistrationError: If its id is taken and `replace` is not set.
-        """
-        return self.register(spec, replace=replace)
-
-    def register_handler(
-        self,
-        operation_id: str,
-        handler: OperationHandler | SubscriptionHandler,
-        *,
-        replace: bool = False,
+    def with_handler(
+        self, operation_id: str, handler: OperationHandler | SubscriptionHandler, *, replace: bool
     ) -> Operation:
-        """Set the handler of a registered spec.
+        """Return the operation of a registered spec with this handler, without adding it.
 
         Raises:
             RegistrationError: If there is no such spec, or it has a handler and `replace` is not set.
@@ -161,10 +140,7 @@ class Registrations(PipelineHost):
             raise RegistrationError(f"{operation_id} has no spec: call register_spec first")
         if self.current_id(operation_id) not in self._elsewhere and not replace:
             raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
-        return self.register(
-            with_fields(known, handler=handler, blocking=None, reader=None),
-            replace=True,
-        )
+        return with_fields(known, handler=handler, blocking=None, reader=None)
 
     def unregister(self, operation_id: str) -> Operation:
         """Remove an operation. Running calls continue.
@@ -183,22 +159,6 @@ class Registrations(PipelineHost):
         original_id = self._original_ids.pop(operation_id, operation_id)
         if self.current_id(original_id) == operation_id:
             self._given.pop(original_id, None)
-
-    def operation(
-        self, operation_id: str, **options: Unpack[OperationOptions]
-    ) -> Callable[[Function], Function]:
-        """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
-
-        It takes the arguments of the module-level `operation`, and raises the exceptions of both.
-        """
-        mark = operation(operation_id, **options)
-
-        def register(function: Function) -> Function:
-            marked = mark(function)
-            self.register(marked)
-            return marked
-
-        return register
 
     def adapt(self, adapter: Callable[[Operation], Operation]) -> None:
         """Apply `adapter`, which may change and rename an operation, to all current and future operations."""
@@ -219,7 +179,7 @@ class Registrations(PipelineHost):
         candidates = [given[key].spec if key in self._elsewhere else given[key] for key in changed]
         for key in changed:
             self.unregister(key)
-        self.register_all(candidates)
+        self.add(self.checked(candidates))
 
     def _adapted(self, operation: Operation) -> Operation:
         for adapter in self._adapters:
@@ -274,6 +234,11 @@ class Registrations(PipelineHost):
         found = self._given.get(operation_id)
         return self._operations.get(operation_id) if found is None else found[0]
 
+    @property
+    def ids(self) -> KeysView[str]:
+        """The ids of all operations, also of those that are added later."""
+        return self._operations.keys()
+
     def get(self, operation_id: str) -> Operation | None:
         """Return the operation with this id."""
         return self._operations.get(operation_id)
@@ -281,11 +246,8 @@ class Registrations(PipelineHost):
     def output_of(self, operation_id: str) -> OutputPolicy:
         """Return the output policy of this operation."""
         known = self._operations.get(operation_id)
-        return self.output if known is None else known.output or self.output
-
-    def get_by_name(self, namespace: str, name: str) -> Operation | None:
-        """Return the operation with this name in this namespace."""
-        return self._operations.get(f"{namespace}.{name}")
+        default = self._services.output
+        return default if known is None else known.output or default
 
     def get_spec(self, operation_id: str) -> OperationSpec | None:
         """Return the spec of this operation."""
@@ -296,21 +258,6 @@ class Registrations(PipelineHost):
         """Return the handler of this operation; None if it has no local handler."""
         known = self._operations.get(operation_id)
         return known.handler if known is not None and operation_id not in self._elsewhere else None
-
-    @property
-    def has_services(self) -> bool:
-        """Whether closing this registry closes services, such as an imported API."""
-        return bool(self._services)
-
-    @property
-    def remote(self) -> Remote | None:
-        """Runs operations without a local handler."""
-        return self._remote
-
-    @property
-    def has_remote(self) -> bool:
-        """Whether calls of operations without a local handler go to a remote."""
-        return self._remote is not None
 
     def specs(self) -> list[OperationSpec]:
         """Return all specs, in the order of registration."""
@@ -340,37 +287,26 @@ class Registrations(PipelineHost):
     def __len__(self) -> int:
         return len(self._operations)
 
-    def __contains__(self, operation_id: object) -> bool:
-        return operation_id in self._operations
-
-    def __repr__(self) -> str:
-        return f"<OperationRegistry of {counted(len(self), 'operation')}>"
-
     def watch(self, watcher: Observer) -> Callable[[], None]:
         """Send every `RegistryChanged` event to `watcher`; call the returned function to stop.
 
         Unlike an observer, a watcher receives no call events and adds no cost to calls.
         """
-        self._watchers.append(watcher)
-
-        def stop() -> None:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
-
-        return stop
+        return listed(self._watchers, watcher)
 
     def _put(self, added: dict[str, Operation]) -> None:
         replaced = added.keys() & self._operations.keys()
         self._operations |= added
         self._forget(added)
-        if self._observers or self._watchers:
+        if self._services.observers or self._watchers:
             for each in added:
                 change: Literal["replaced", "added"] = "replaced" if each in replaced else "added"
                 self._tell(RegistryChanged(operation_id=each, change=change))
 
     def _tell(self, change: RegistryChanged) -> None:
-        notify((*self._observers, *self._watchers), change, self._observer_failures)
+        self._services.notify(change, self._watchers)
 
     def _forget(self, operation_ids: Collection[str]) -> None:
         self.revision += len(operation_ids)
         self._elsewhere.difference_update(operation_ids)
+        self._forget_plans(operation_ids)

@@ -54,7 +54,7 @@ async def read_input(plan: CallPlan, value: Any, context: OperationContext) -> C
         return CheckedInput(reader=None, input=value, form=CheckedForm(value=value))
     if operation.signature is not None and operation.signature.kind == "sync":
         # Its validators may block as well.
-        found: Any = await plan.host.threads.run(operation.reader.read, value, context)
+        found: Any = await plan.services.threads.run(operation.reader.read, value, context)
     else:
         found = operation.reader.read(value, context)
     checked: CheckedInput = await found if inspect.isawaitable(found) else found

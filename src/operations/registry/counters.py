@@ -1,10 +1,7 @@
 """How many calls there were, by operation and result, and how long they took."""
 
 from bisect import bisect_left
-from collections.abc import (
-    Collection,
-    Iterator,
-)
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from operations.contract.events import add_counts
@@ -112,3 +109,38 @@ class CallCounters:
 
     def __iter__(self) -> Iterator[tuple[str, CallSeries]]:
         return iter(sorted(self._series.items()))
+
+
+class Counting:
+    """Counts the calls of a registry for as long as at least one user needs the counts.
+
+    Args:
+        known: The operations that are counted by name.
+        use: Receives the counters when counting begins, and None when it ends.
+    """
+
+    def __init__(self, known: Collection[str], use: Callable[[CallCounters | None], None]) -> None:
+        self._known, self._use = known, use
+        self._counters: CallCounters | None = None
+        self._users: dict[object, bool] = {}
+        """Whether each user needs the time of all calls."""
+
+    def begin(self, *, time_all: bool) -> tuple[CallCounters, Callable[[], None]]:
+        """Count calls from now on; call the returned function to stop."""
+        counters = self._counters
+        if counters is None:
+            counters = self._counters = CallCounters(self._known)
+            self._use(counters)
+        user = object()
+        self._users[user] = time_all
+        counters.times_all = any(self._users.values())
+
+        def stop() -> None:
+            if self._users.pop(user, None) is None:
+                return
+            counters.times_all = any(self._users.values())
+            if not self._users:
+                self._counters = None
+                self._use(None)
+
+        return counters, stop

@@ -58,7 +58,7 @@ from operations.registry.lenient import convert_input, noting
 from operations.registry.middleware import Call, Envelope, Next
 from operations.registry.plan import CallPlan, Finisher
 from operations.registry.reports import code_of, count_end, fail, recorded, report_start
-from operations.registry.services import ChangeLog, PipelineHost
+from operations.registry.services import CallServices, ChangeLog
 from operations.registry.timing import within
 from operations.schema import (
     Change,
@@ -168,10 +168,10 @@ async def guard(
             raise _denied(plan)
         is_new = context.scope is None or not context.scope.is_admitted
         if is_new and (plan.admits or (grant is not None and grant.is_limited)):
-            authority = plan.host.authority
+            authority = plan.services.authority
             value = await authority.admit(plan.operation, plan.digest, value, context, checked)
     except BaseException as error:
-        ledger = plan.host.authority.ledger
+        ledger = plan.services.authority.ledger
         if ledger is not None:
             ledger.end(plan.id, context, code_of(error, context) or "", rejected=True)
         raise
@@ -297,7 +297,7 @@ def admit(
     try:
         decoded = context.channel.decoded
         # Middleware may have changed the input.
-        is_decoded = decoded and decoded.pop() is value and not plan.host.middleware
+        is_decoded = decoded and decoded.pop() is value and not plan.services.middleware
         if (
             nests_within(value, MAX_DEPTH)
             if is_decoded
@@ -432,8 +432,8 @@ async def invoke(
 
 def run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any, Any, Envelope]:
     """Run `invoke` with observers, the deadline and middleware."""
-    host = plan.host
-    if not host.observed and host.counters is None:
+    services = plan.services
+    if not services.observed and services.counters is None:
         return _run(plan, value, context)
     return _reported(plan, value, context)
 
@@ -441,11 +441,11 @@ def run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any,
 def _run(plan: CallPlan, value: Any, context: OperationContext) -> Coroutine[Any, Any, Envelope]:
     if context.deadline is not None and context.must_be_timed:
         return timed(plan, value, context)
-    return (_through if plan.host.middleware else invoke)(plan, value, context)
+    return (_through if plan.services.middleware else invoke)(plan, value, context)
 
 
 async def _reported(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
-    finished = report_start(plan.host, plan.id, context)
+    finished = report_start(plan.services, plan.id, context)
     try:
         envelope = await _run(plan, value, context)
     except BaseException as error:
@@ -458,7 +458,7 @@ async def _reported(plan: CallPlan, value: Any, context: OperationContext) -> En
 async def _through(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
     """Run the middleware, outermost first, if the caller has access."""
     enter(plan, context)
-    middleware = plan.host.middleware
+    middleware = plan.services.middleware
 
     def step(index: int) -> Next:
         async def call_next(call: Call) -> Envelope:
@@ -490,13 +490,13 @@ async def timed(plan: CallPlan, value: Any, context: OperationContext) -> Envelo
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
         message = f"{plan.id} was not started: its time had run out{hint}"
         raise timeout_error(message, deadline, operation_id=plan.id)
-    path = _through if plan.host.middleware else invoke
+    path = _through if plan.services.middleware else invoke
     return cast("Envelope", await within(seconds, plan, context, path, plan, value, context))
 
 
 def prepare(
     operation: Operation,
-    host: PipelineHost,
+    services: CallServices,
     *,
     is_inner: bool = False,
     log: ChangeLog | None = None,
@@ -505,7 +505,7 @@ def prepare(
 
     Args:
         operation: The operation.
-        host: The registry that runs it.
+        services: What all calls of the registry share.
         is_inner: Whether another plan with the same id has already checked the caller.
         log: The log of its earlier plan.
 
@@ -513,8 +513,8 @@ def prepare(
         SchemaError: If its input schema cannot be used.
     """
     log = log or ChangeLog(operation.spec.id)
-    finish = finisher(operation.spec, operation.output or host.output, log)
-    plan = CallPlan(operation, host, finish, log, is_inner=is_inner)
+    finish = finisher(operation.spec, operation.output or services.output, log)
+    plan = CallPlan(operation, services, finish, log, is_inner=is_inner)
     is_stream = operation.spec.type is OperationType.SUBSCRIPTION
     if operation.timeout is not None and not is_inner and not is_stream:
         plan.handler = _limited(plan, plan.handler, operation.timeout)

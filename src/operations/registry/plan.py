@@ -16,7 +16,7 @@ from operations.contract.context import OperationContext, Reach
 from operations.contract.events import CallAbandoned, now
 from operations.contract.specs import Operation, OperationType
 from operations.registry.middleware import Envelope
-from operations.registry.services import ChangeLog, PipelineHost
+from operations.registry.services import CallServices, ChangeLog
 
 logger = logging.getLogger("operations")
 
@@ -50,7 +50,7 @@ class CallPlan:
 
     Args:
         operation: The operation.
-        host: The registry that runs it.
+        services: What all calls of the registry share.
         finish: Turns a result into the envelope for the caller.
         log: Logs changes of results, once of each kind.
         is_inner: Whether another plan with the same id has already checked the caller.
@@ -59,7 +59,7 @@ class CallPlan:
     def __init__(
         self,
         operation: Operation,
-        host: PipelineHost,
+        services: CallServices,
         finish: Finisher,
         log: ChangeLog,
         *,
@@ -70,14 +70,14 @@ class CallPlan:
         self.operation = operation
         self.spec = spec
         self.id = spec.id
-        self.host = host
+        self.services = services
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
         self.permits_input = resource_permission(spec.access_control)
-        calls = host.calls if operation.calls is None else tuple(operation.calls)
+        calls = services.calls if operation.calls is None else tuple(operation.calls)
         self.is_typed = operation.reader is not None
         self.reach = Reach(self.id, Patterns(calls)) if calls else None
         self.admits = not is_inner and (
-            operation.approve is not None or host.authority.ledger is not None
+            operation.approve is not None or services.authority.ledger is not None
         )
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
         self.accepts: Accepts = _accepts_any
@@ -89,7 +89,7 @@ class CallPlan:
         self.finish = finish
         self.log = log
         self.handler = self._runnable()
-        self.series = None if host.counters is None else host.counters.of(self.id)
+        self.series = None if services.counters is None else services.counters.of(self.id)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -116,7 +116,7 @@ class CallPlan:
             blocking = is_blocking(handler)
         if not blocking or self.spec.type is OperationType.SUBSCRIPTION:
             return handler
-        host = self.host
+        services = self.services
 
         async def in_thread(value: Any, context: OperationContext) -> Any:
             def abandoned() -> None:
@@ -125,13 +125,13 @@ class CallPlan:
                 logger.warning(
                     "%s: the caller disconnected, but the handler's thread continues", self.id
                 )
-                host.notify(
+                services.notify(
                     CallAbandoned(
                         request_id=context.request_id, operation_id=self.id, timestamp=now()
                     )
                 )
 
-            result = await host.threads.run(handler, value, context, on_abandon=abandoned)
+            result = await services.threads.run(handler, value, context, on_abandon=abandoned)
             # A plain function may return an awaitable.
             return await result if inspect.isawaitable(result) else result
 

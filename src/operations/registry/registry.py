@@ -4,46 +4,53 @@ Rule 1: every call, from any entry point, goes through `execute` or `subscribe`.
 """
 
 import asyncio
-import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace as with_fields
 
 from operations.authority import Authority
-from operations.base.errors import (
-    CallError,
-    ErrorCode,
-    SchemaError,
-    operation_not_found,
-    unusable_schema,
-)
+from operations.base.errors import CallError, ErrorCode
 from operations.base.json.values import JSONValueError
 from operations.base.loops import Held
 from operations.base.patterns import Patterns
 from operations.base.tasks import enforce_asyncio
+from operations.base.text import counted
+from operations.base.threads import ThreadPool
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
 from operations.contract.context import Execute, OperationContext, OperationEnv, Reach
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.events import Observer
-from operations.contract.functions import typed_function
-from operations.contract.specs import Operation, OperationSpec, OperationType, OutputPolicy
-from operations.registry.cache import PlanCache
-from operations.registry.catalog import Registrable, Registrations
-from operations.registry.counters import CallCounters
+from operations.contract.events import CallEvent, Observer
+from operations.contract.functions import (
+    Function,
+    OperationOptions,
+    operation,
+    operations_of,
+    typed_function,
+)
+from operations.contract.specs import (
+    Operation,
+    OperationHandler,
+    OperationSpec,
+    OutputPolicy,
+    SubscriptionHandler,
+)
+from operations.registry.catalog import Catalog, Registrable
+from operations.registry.counters import CallCounters, Counting
 from operations.registry.middleware import Middleware, StreamMiddleware
-from operations.registry.path import authorize, checked_input, invoke, permit, prepare, run, timed
+from operations.registry.path import authorize, checked_input, invoke, permit, run, timed
 from operations.registry.plan import CallPlan
-from operations.registry.remotes import Remote, forward
+from operations.registry.plans import Plans
+from operations.registry.remotes import Remote
 from operations.registry.reports import report_refusal
 from operations.registry.runs import Run, RunPage, RunStore, StartOptions, no_store
+from operations.registry.services import CallServices
 from operations.registry.streams import Subscription, stream
 from operations.registry.sync import SyncRegistry
-from operations.schema import CheckedInput, Schema, invalid_json, mismatch_error
+from operations.schema import CheckedInput, invalid_json, mismatch_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,11 +60,8 @@ MiddlewareT = TypeVar("MiddlewareT", bound=Middleware | StreamMiddleware)
 
 logger = logging.getLogger("operations")
 
-_LEFT_BEHIND_SECONDS = 1.0
-"""Seconds that closing waits for cancelled handlers to end."""
 
-
-class OperationRegistry(Registrations):
+class OperationRegistry:
     """A set of operations, each callable by its id.
 
     `async with registry:` closes, at its end, every service whose operations were registered with
@@ -74,6 +78,8 @@ class OperationRegistry(Registrations):
 
     Attributes:
         run_store: The store of runs; None if there is none.
+        loop: The event loop on which the registry was opened; None if it was not.
+        held: What `sync.enter` has opened.
     """
 
     def __init__(
@@ -87,23 +93,23 @@ class OperationRegistry(Registrations):
         authority: Authority | None = None,
         runs: RunStore | None = None,
     ) -> None:
-        super().__init__(
-            remote, output=output, max_threads=max_threads, calls=calls, authority=authority
+        self._services = CallServices(
+            output=output, max_threads=max_threads, calls=calls, authority=authority
         )
-        self._plans = PlanCache()
+        self._catalog = Catalog(self._services, remote, forget=self._forget)
+        self._plans = Plans(self._catalog, self._services)
         self._recent = self._plans.recent
-        self._streams = PlanCache()
-        self._durable = PlanCache()
-        """Plans that `execute` must not find, because the call may be a run."""
-        self._counting: dict[object, bool] = {}
+        self._counting = Counting(self._catalog.ids, self._plans.count)
+        self._to_close: list[Any] = []
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop on which the registry was opened; None if it was not."""
         self.held: list[Held[Any]] = []
-        """What `sync.enter` has opened."""
         self.run_store = runs
         self.register_all(operations)
         if runs is not None:
             runs.attach(self)
+
+    def _forget(self, operation_ids: Collection[str]) -> None:
+        self._plans.forget(operation_ids)
 
     # ------------------------------------------------------------ calling
 
@@ -143,11 +149,12 @@ class OperationRegistry(Registrations):
             context = OperationContext(registry=self)
         elif type(context) is not OperationContext or context.registry is not self:
             context = self._adopt(context)
-        if self._observers or self.middleware:
+        services = self._services
+        if services.observers or services.middleware:
             return run(plan, input, context)
         if context.deadline is None or not context.must_be_timed:
             return invoke(plan, input, context, plan.series)
-        if self.counters is None:
+        if services.counters is None:
             return timed(plan, input, context)
         return run(plan, input, context)
 
@@ -162,11 +169,7 @@ class OperationRegistry(Registrations):
 
         async def prepared() -> tuple[CallPlan, OperationContext]:
             adopted = self._adopt(context)
-            known = isinstance(cast("Any", operation_id), str)
-            plan = self._streams.find(operation_id) if known else None
-            if plan is None:
-                await self._compile_aside(operation_id)
-                plan = self._prepare(operation_id, adopted, streaming=True)
+            plan = await self._plans.of_stream(operation_id, adopted)
             return plan, adopted
 
         return Subscription(stream(prepared, input))
@@ -313,7 +316,7 @@ class OperationRegistry(Registrations):
             raise invalid_json(operation_id, error) from error
         except TypeError as error:
             raise TypeError(f"{operation_id}: {error}") from None
-        known = self._operations.get(operation_id)
+        known = self._catalog.get(operation_id)
         registered = None if known is None else known.signature
         if registered is not None and registered.owner is not signature.owner:
             raise TypeError(
@@ -338,8 +341,7 @@ class OperationRegistry(Registrations):
             CallError: As the call would.
         """
         context = self._adopt(context)
-        operation_id = self.current_id(operation_id)
-        plan = await self._plan(operation_id, context)
+        plan = await self._plans.of_call(self.current_id(operation_id), context)
         return await authorize(plan, input, context)
 
     async def checked_input(
@@ -353,38 +355,18 @@ class OperationRegistry(Registrations):
             CallError: `ACCESS_DENIED`, `VALIDATION_ERROR` or `OPERATION_NOT_FOUND`, as a call would.
         """
         context = self._adopt(context)
-        operation_id = self.current_id(operation_id)
-        plan = (
-            self._plans.find(operation_id)
-            or self._durable.find(operation_id)
-            or self._streams.find(operation_id)
-        )
-        if plan is None:
-            await self._compile_aside(operation_id)
-            known = self._operations.get(operation_id)
-            streaming = known is not None and known.spec.type is OperationType.SUBSCRIPTION
-            plan = self._prepare(operation_id, context, streaming=streaming)
+        plan = await self._plans.of_any(self.current_id(operation_id), context)
         return await checked_input(plan, input, context)
 
     async def _execute_first(
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> ResponseEnvelope[Any]:
         context = self._adopt(context)
-        plan = await self._plan(operation_id, context)
+        plan = await self._plans.of_call(operation_id, context)
         if self.run_store is None or not plan.operation.durable or context.scope is not None:
             return await run(plan, input, context)
         handle = await self._start(plan, input, context, StartOptions())
         return await handle.result(context.remaining)
-
-    async def _plan(self, operation_id: str, context: OperationContext) -> CallPlan:
-        """Return the plan of a query or mutation, which is prepared at its first call."""
-        known = isinstance(cast("Any", operation_id), str)
-        plan = self._plans.find(operation_id) or self._durable.find(operation_id) if known else None
-        if plan is None:
-            enforce_asyncio()
-            await self._compile_aside(operation_id)
-            plan = self._prepare(operation_id, context)
-        return plan
 
     # ------------------------------------------------------------ runs
 
@@ -424,7 +406,8 @@ class OperationRegistry(Registrations):
             key=key, delay=delay, at=at, priority=priority, lane=lane, retention=retention
         )
         context = self._adopt(context)
-        return await self._start(await self._plan(operation_id, context), input, context, options)
+        plan = await self._plans.of_call(operation_id, context)
+        return await self._start(plan, input, context, options)
 
     async def _start(
         self, plan: CallPlan, input: Any, context: OperationContext, options: StartOptions
@@ -434,7 +417,7 @@ class OperationRegistry(Registrations):
         try:
             value = await permit(plan, input, context)
         except CallError as error:
-            report_refusal(self, plan.id, context, error)
+            report_refusal(self._services, plan.id, context, error)
             raise
         return Run(
             self.run_store, await self.run_store.start(plan, value, context, options), context
@@ -489,71 +472,244 @@ class OperationRegistry(Registrations):
             return context
         return with_fields(context, registry=self, env=cast("Any", None), _nested=None)
 
-    async def _compile_aside(self, operation_id: Any) -> None:
-        """Compile the schemas of an imported operation in a thread, because they may have hundreds of definitions."""
-        known = self._operations.get(operation_id) if isinstance(operation_id, str) else None
-        if known is not None:
-            schemas = known.spec.input_schema, known.spec.output_schema
-            slow = [schema for schema in schemas if schema.compiles_slowly]
-            if slow:
-                await asyncio.to_thread(_compile, slow)
-
-    def _prepare(
-        self, operation_id: str, context: OperationContext, *, streaming: bool = False
-    ) -> CallPlan:
-        """Prepare an operation at its first call; raise an error if it cannot be called."""
-        try:
-            if not isinstance(cast("Any", operation_id), str):
-                is_function = callable(operation_id)
-                operation_id = repr(operation_id)
-                if is_function:
-                    message = "An id is expected, not a function: use registry.call(function, ...)"
-                    raise operation_not_found(operation_id, message)
-            known = self._operations.get(operation_id)
-            if known is None:
-                # Not cached, because callers can send any number of unknown ids.
-                unregistered = self._unregistered(operation_id, context, streaming=streaming)
-                return prepare(unregistered, self)
-            if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
-                method = "execute" if streaming else "subscribe"
-                reason = f"{operation_id} is a {known.spec.type}: use {method}"
-                raise CallError(ErrorCode.VALIDATION_ERROR, reason)
-            plans = self._streams if streaming else self._plans
-            if known.durable and not streaming:
-                plans = self._durable
-            plan = prepare(known, self, log=plans.log(operation_id))
-            plans.add(operation_id, plan)
-        except CallError as error:
-            error.operation_id = operation_id
-            report_refusal(self, operation_id, context, error)
-            raise
-        except SchemaError as unusable:
-            refusal = unusable_schema(operation_id, unusable, "the input schema")
-            report_refusal(self, operation_id, context, refusal)
-            raise refusal from unusable
-        return plan
-
-    def _unregistered(
-        self, operation_id: str, context: OperationContext, *, streaming: bool
-    ) -> Operation:
-        """Return an operation for an unregistered id that calls the remote; the remote checks access."""
-        if self._remote is not None:
-            namespace, _, name = operation_id.partition(".")
-            kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
-            with suppress(ValueError):
-                # The remote may administer authority with it, so that no pattern allows it.
-                spec = OperationSpec(namespace=namespace, name=name, type=kind, authority=True)
-                # Nor is it known whether the remote converts the input.
-                return forward(spec, self._remote, converts_input=True)
-        raise self.not_found(operation_id, context)
-
     def covers(self, operation_id: str, called: str) -> bool:
         """Return whether the handler of an operation may call another one on the authority of its operation."""
-        known = self._operations.get(operation_id)
+        known = self._catalog.get(operation_id)
         calls = self.calls if known is None or known.calls is None else tuple(known.calls)
         return known is not None and Reach(operation_id, Patterns(calls)).covers(called, self)
 
-    # ------------------------------------------------------------ middleware and observers
+    # ------------------------------------------------------------ the operations
+
+    def register(self, operation: Registrable, replace: bool = False) -> Operation:
+        """Add an operation, a function marked with `@operation`, or a spec without a handler.
+
+        Raises:
+            RegistrationError: If its id is taken and `replace` is not set, or the operation is not valid.
+        """
+        return self.register_all([operation], replace=replace)[0]
+
+    def register_all(
+        self,
+        operations: Iterable[Registrable],
+        *,
+        replace: bool = False,
+    ) -> list[Operation]:
+        """Add every operation, or none of them.
+
+        The registry closes a service (the result of `from_openapi` or `connect_mcp`) when it is closed itself. A
+        service whose operations change has a method `attach(registry)`, which keeps the registry up to date.
+
+        Raises:
+            RegistrationError: As `register`; then nothing was added.
+        """
+        addition = self._catalog.checked(operations, replace=replace)
+        attach = getattr(operations, "attach", None)
+        if attach is not None:
+            attach(self)
+        added = self._catalog.add(addition)
+        if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
+            self._to_close.append(operations)
+        return added
+
+    def register_object(self, service: object, *, replace: bool = False) -> list[Operation]:
+        """Add every method of `service` that is marked with `@operation`, or none of them.
+
+        Raises:
+            RegistrationError: As `register`, and if no method is marked.
+        """
+        return self.register_all(operations_of(service), replace=replace)
+
+    def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
+        """Add a spec whose handler is registered later or runs remotely.
+
+        Raises:
+            RegistrationError: If its id is taken and `replace` is not set.
+        """
+        return self.register(spec, replace=replace)
+
+    def register_handler(
+        self,
+        operation_id: str,
+        handler: OperationHandler | SubscriptionHandler,
+        *,
+        replace: bool = False,
+    ) -> Operation:
+        """Set the handler of a registered spec.
+
+        Raises:
+            RegistrationError: If there is no such spec, or it has a handler and `replace` is not set.
+        """
+        complete = self._catalog.with_handler(operation_id, handler, replace=replace)
+        return self.register(complete, replace=True)
+
+    def operation(
+        self, operation_id: str, **options: Unpack[OperationOptions]
+    ) -> Callable[[Function], Function]:
+        """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
+
+        It takes the arguments of the module-level `operation`, and raises the exceptions of both.
+        """
+        mark = operation(operation_id, **options)
+
+        def register(function: Function) -> Function:
+            marked = mark(function)
+            self.register(marked)
+            return marked
+
+        return register
+
+    def unregister(self, operation_id: str) -> Operation:
+        """Remove an operation. Running calls continue.
+
+        Raises:
+            KeyError: If there is no such operation.
+        """
+        return self._catalog.unregister(operation_id)
+
+    def adapt(self, adapter: Callable[[Operation], Operation]) -> None:
+        """Apply `adapter`, which may change and rename an operation, to all current and future operations."""
+        self._catalog.adapt(adapter)
+
+    def adapt_all(self) -> None:
+        """Apply the adapters again after one has changed.
+
+        If this raises `RegistrationError`, the registry is unchanged.
+        """
+        self._catalog.adapt_all()
+
+    def imported(self, known: Operation) -> Operation | None:
+        """Return an imported operation as it is registered: the application may have restricted it.
+
+        Returns None if it is not registered, or other code has registered its own operation with this id.
+        """
+        return self._catalog.imported(known)
+
+    def restricted(self, new: Operation, known: Operation | None = None) -> Operation:
+        """Return an imported operation with the restrictions that the application added to its predecessor `known`.
+
+        An operation that was removed has them too when it returns, so that a source cannot remove a restriction.
+        """
+        return self._catalog.restricted(new, known)
+
+    def remove_imported(self, known: Operation) -> None:
+        """Unregister an imported operation, unless other code has registered its own operation with this id."""
+        self._catalog.remove_imported(known)
+
+    def watch(self, watcher: Observer) -> Callable[[], None]:
+        """Send every `RegistryChanged` event to `watcher`; call the returned function to stop.
+
+        Unlike an observer, a watcher receives no call events and adds no cost to calls.
+        """
+        return self._catalog.watch(watcher)
+
+    @property
+    def revision(self) -> int:
+        """The number of changes so far."""
+        return self._catalog.revision
+
+    def current_id(self, operation_id: str) -> str:
+        """Return the current id of an operation that was registered with this id and may have been renamed."""
+        return self._catalog.current_id(operation_id)
+
+    def registered(self, operation_id: str) -> Operation | None:
+        """Return the operation that was registered with this id, without the changes of adapters."""
+        return self._catalog.registered(operation_id)
+
+    def get(self, operation_id: str) -> Operation | None:
+        """Return the operation with this id."""
+        return self._catalog.get(operation_id)
+
+    def get_by_name(self, namespace: str, name: str) -> Operation | None:
+        """Return the operation with this name in this namespace."""
+        return self._catalog.get(f"{namespace}.{name}")
+
+    def get_spec(self, operation_id: str) -> OperationSpec | None:
+        """Return the spec of this operation."""
+        return self._catalog.get_spec(operation_id)
+
+    def get_handler(self, operation_id: str) -> OperationHandler | SubscriptionHandler | None:
+        """Return the handler of this operation; None if it has no local handler."""
+        return self._catalog.get_handler(operation_id)
+
+    def output_of(self, operation_id: str) -> OutputPolicy:
+        """Return the output policy of this operation."""
+        return self._catalog.output_of(operation_id)
+
+    def specs(self) -> list[OperationSpec]:
+        """Return all specs, in the order of registration."""
+        return self._catalog.specs()
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._catalog)
+
+    def __len__(self) -> int:
+        return len(self._catalog)
+
+    def __contains__(self, operation_id: object) -> bool:
+        return operation_id in self._catalog.ids
+
+    def __repr__(self) -> str:
+        return f"<OperationRegistry of {counted(len(self), 'operation')}>"
+
+    # ------------------------------------------------------------ operations elsewhere
+
+    @property
+    def remote(self) -> Remote | None:
+        """Runs operations without a local handler."""
+        return self._catalog.remote
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether calls of operations without a local handler go to a remote."""
+        return self._catalog.remote is not None
+
+    def follow_sources(
+        self, *, is_absent: Callable[[str], object], awaits_any: Callable[[], bool]
+    ) -> None:
+        """Take into account that sources of operations may not be connected, as those of a hub.
+
+        Args:
+            is_absent: Returns whether the source of a namespace is not connected.
+            awaits_any: Returns whether any source is not connected.
+        """
+        self._catalog.is_absent, self._catalog.awaits_sources = is_absent, awaits_any
+
+    def is_absent(self, namespace: str) -> bool:
+        """Return whether the source of a namespace is not connected, so that its operations may be missing."""
+        return bool(self._catalog.is_absent(namespace))
+
+    def awaits_sources(self) -> bool:
+        """Return whether any source is not connected, so that more operations may follow."""
+        return self._catalog.awaits_sources()
+
+    def not_found(self, operation_id: str, context: OperationContext) -> CallError:
+        """Return an `OPERATION_NOT_FOUND` error for an id, or `UNAVAILABLE` if its source is not connected.
+
+        The error suggests a similar id, which is always an operation that the caller may call.
+        """
+        return self._catalog.not_found(operation_id, context)
+
+    # ------------------------------------------------------------ what all calls share
+
+    @property
+    def output(self) -> OutputPolicy:
+        """The default output policy."""
+        return self._services.output
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Patterns of operations that handlers may call on the authority of their operation, by default."""
+        return self._services.calls
+
+    @property
+    def authority(self) -> Authority:
+        """Stores budgets and approvals."""
+        return self._services.authority
+
+    @property
+    def threads(self) -> ThreadPool:
+        """Runs `def` handlers."""
+        return self._services.threads
 
     def use(self, middleware: MiddlewareT) -> MiddlewareT:
         """Add a middleware that wraps every call of its kind, and return it; the first one added is the outermost.
@@ -561,32 +717,35 @@ class OperationRegistry(Registrations):
         `async def m(call, next)` wraps queries and mutations and returns an envelope; an async generator
         `async def m(call, next)` wraps subscriptions and yields envelopes.
         """
-        if not callable(middleware):
-            raise TypeError(f"{middleware!r} is not a middleware: it cannot be called")
-        # The kind of a callable object is that of its method.
-        candidates = (middleware, getattr(middleware, "__call__", None))  # noqa: B004
-        if any(map(inspect.isasyncgenfunction, candidates)):
-            self.stream_middleware += (cast("StreamMiddleware", middleware),)
-        else:
-            self.middleware += (cast("Middleware", middleware),)
+        self._services.use(middleware)
         return middleware
 
     def remove_middleware(self, middleware: Middleware | StreamMiddleware) -> None:
         """Remove a middleware; calls that are running keep it."""
-        self.middleware = tuple(m for m in self.middleware if m != middleware)
-        self.stream_middleware = tuple(m for m in self.stream_middleware if m != middleware)
+        self._services.remove_middleware(middleware)
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """Wraps queries and mutations, the outermost first."""
+        return self._services.middleware
+
+    @property
+    def stream_middleware(self) -> tuple[StreamMiddleware, ...]:
+        """Wraps subscriptions, the outermost first."""
+        return self._services.stream_middleware
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Send all call events to `observer`; call the returned function to stop."""
-        if not callable(observer):
-            raise TypeError(f"{observer!r} is not an observer: it cannot be called")
-        self._observers.append(observer)
+        return self._services.observe(observer)
 
-        def stop() -> None:
-            if observer in self._observers:
-                self._observers.remove(observer)
+    @property
+    def observed(self) -> bool:
+        """Whether there are observers."""
+        return self._services.observed
 
-        return stop
+    def notify(self, event: CallEvent) -> None:
+        """Send an event to the observers."""
+        self._services.notify(event)
 
     def count_calls(self, *, time_all: bool = True) -> tuple[CallCounters, Callable[[], None]]:
         """Count calls from now on; call the returned function to stop. Concurrent counts share the same counters.
@@ -596,27 +755,16 @@ class OperationRegistry(Registrations):
         Args:
             time_all: Whether to time all calls; False times only those from entry points.
         """
-        counters = self.counters
-        if counters is None:
-            counters = self.counters = CallCounters(self._operations)
-            self._set_series()
-        token = object()
-        self._counting[token] = time_all
-        counters.times_all = any(self._counting.values())
+        return self._counting.begin(time_all=time_all)
 
-        def stop() -> None:
-            if self._counting.pop(token, None) is None:
-                return
-            counters.times_all = any(self._counting.values())
-            if not self._counting:
-                self.counters = None
-                self._set_series()
+    @property
+    def counters(self) -> CallCounters | None:
+        """Set while calls are counted."""
+        return self._services.counters
 
-        return counters, stop
-
-    def _set_series(self) -> None:
-        for plan in (*self._plans, *self._durable, *self._streams):
-            plan.series = None if self.counters is None else self.counters.of(plan.id)
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
+        self._services.keep(task)
 
     # ------------------------------------------------------------ lifetime
 
@@ -630,9 +778,14 @@ class OperationRegistry(Registrations):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
+    @property
+    def has_services(self) -> bool:
+        """Whether closing this registry closes services, such as an imported API."""
+        return bool(self._to_close)
+
     def close_with(self, service: Any) -> None:
         """Let `aclose` close a service, which has a coroutine method `aclose`, too."""
-        self._services.append(service)
+        self._to_close.append(service)
 
     async def aclose(self) -> None:
         """Close the registered services and wait up to a second for cancelled handlers.
@@ -642,8 +795,8 @@ class OperationRegistry(Registrations):
         self.loop = None
         if self.run_store is not None:
             await self.run_store.aclose()
-        services, self._services = self._services, []
-        for service in reversed(services):
+        to_close, self._to_close = self._to_close, []
+        for service in reversed(to_close):
             try:
                 if hasattr(service, "aclose"):
                     await service.aclose()
@@ -651,14 +804,7 @@ class OperationRegistry(Registrations):
                     await service.__aexit__(None, None, None)
             except Exception:
                 logger.exception("%r did not close cleanly", service)
-        if self._left_behind:
-            await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
-        self.threads.close()
-
-    def _forget(self, operation_ids: Collection[str]) -> None:
-        super()._forget(operation_ids)
-        for plans in (self._plans, self._durable, self._streams):
-            plans.remove(operation_ids)
+        await self._services.aclose()
 
 
 def _within(seconds: float, context: OperationContext | None) -> OperationContext:
@@ -680,13 +826,6 @@ def subscribe(
 ) -> Subscription:
     """Open a subscription, as `registry.subscribe(operation_id, input, context)` does."""
     return registry.subscribe(operation_id, input, context)
-
-
-def _compile(schemas: list[Schema]) -> None:
-    # Errors are reported when the operation is prepared.
-    with suppress(Exception):
-        for schema in schemas:
-            schema.compile()
 
 
 def build_env(

@@ -29,7 +29,7 @@ from operations.contract.specs import OperationType
 from operations.registry.counters import CallSeries
 from operations.registry.middleware import Envelope
 from operations.registry.plan import CallPlan
-from operations.registry.services import PipelineHost
+from operations.registry.services import CallServices
 
 logger = logging.getLogger("operations")
 
@@ -38,27 +38,27 @@ _APART = 0.01
 
 
 def report_refusal(
-    host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
+    services: CallServices, operation_id: str, context: OperationContext, error: CallError
 ) -> None:
     """Report and count a call that failed before it was prepared."""
-    if host.observed or host.counters is not None:
-        report_start(host, operation_id, context)(error)
+    if services.observed or services.counters is not None:
+        report_start(services, operation_id, context)(error)
 
 
 def report_start(
-    host: PipelineHost, operation_id: str, context: OperationContext
+    services: CallServices, operation_id: str, context: OperationContext
 ) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
     """Report and count the start of a call.
 
     Call the returned function at its end, with the error, the result, or None.
     """
-    series = None if host.counters is None else host.counters.of(operation_id)
+    series = None if services.counters is None else services.counters.of(operation_id)
     if series is not None:
         series.started += 1
     began = perf_counter()
-    if host.observed:
+    if services.observed:
         identity, scope = context.identity, context.scope
-        host.notify(
+        services.notify(
             CallStarted(
                 **_facts(operation_id, context),
                 grants=() if identity is None else identity.presented[1],
@@ -79,9 +79,9 @@ def report_start(
             is_timed = series.times_all or context.channel is not CLOSED
             series.finish(code, duration if is_timed else None)
             series.add_changes(changes)
-        if host.observed:
+        if services.observed:
             facts = _facts(operation_id, context)
-            host.notify(CallFinished(**facts, code=code, duration=duration, changes=changes))
+            services.notify(CallFinished(**facts, code=code, duration=duration, changes=changes))
 
     return finished
 
@@ -133,8 +133,8 @@ def report_item(
     if plan.series is not None:
         plan.series.items += 1
         plan.series.add_changes(changes)
-    if plan.host.observed:
-        plan.host.notify(
+    if plan.services.observed:
+        plan.services.notify(
             CallYielded(
                 request_id=context.request_id,
                 operation_id=plan.id,
@@ -213,7 +213,7 @@ def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
 @contextmanager
 def recorded(plan: CallPlan, context: OperationContext) -> Generator[list[Any]]:
     """Record how a handler ended, if there is a ledger. The block adds the result to the list that it receives."""
-    ledger, results = None if plan.is_inner else plan.host.authority.ledger, list[Any]()
+    ledger, results = None if plan.is_inner else plan.services.authority.ledger, list[Any]()
     if ledger is None:
         yield results
         return

@@ -1,26 +1,19 @@
 """What all calls of a registry share."""
 
 import asyncio
+import inspect
 import logging
-from collections.abc import (
-    Collection,
-    Sequence,
-)
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
 from operations.authority import Authority
-from operations.base.errors import (
-    retrieve_exception,
-)
+from operations.base.errors import retrieve_exception
 from operations.base.logs import LogThrottle
 from operations.base.text import enforce_lists, printable
 from operations.base.threads import ThreadPool
 from operations.contract.context import OperationContext
 from operations.contract.events import CallEvent, Observer, notify
-from operations.contract.specs import (
-    OutputPolicy,
-    enforce_policy,
-)
+from operations.contract.specs import OutputPolicy, enforce_policy
 from operations.registry.counters import CallCounters
 from operations.registry.middleware import Middleware, StreamMiddleware
 from operations.schema import Change
@@ -30,9 +23,12 @@ logger = logging.getLogger("operations")
 _GRACE = 0.05
 """Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 
+_LEFT_BEHIND_SECONDS = 1.0
+"""Seconds that closing waits for cancelled handlers to end."""
 
-class PipelineHost:
-    """The state that all calls of a registry share.
+
+class CallServices:
+    """What all calls of a registry share.
 
     Attributes:
         output: The default output policy.
@@ -42,6 +38,7 @@ class PipelineHost:
         threads: Runs `def` handlers.
         middleware: Wraps queries and mutations, the outermost first.
         stream_middleware: Wraps subscriptions.
+        observers: Receive the call events.
         counters: Set while calls are counted.
     """
 
@@ -61,19 +58,41 @@ class PipelineHost:
         self.threads = ThreadPool(max_threads)
         self.middleware: tuple[Middleware, ...] = ()
         self.stream_middleware: tuple[StreamMiddleware, ...] = ()
+        self.observers: list[Observer] = []
         self.counters: CallCounters | None = None
-        self._observers: list[Observer] = []
         self._observer_failures: dict[int, LogThrottle] = {}
         self._left_behind: set[asyncio.Task[Any]] = set()
+
+    def use(self, middleware: Middleware | StreamMiddleware) -> None:
+        """Add a middleware that wraps every call of its kind; the first one added is the outermost."""
+        if not callable(middleware):
+            raise TypeError(f"{middleware!r} is not a middleware: it cannot be called")
+        # The kind of a callable object is that of its method.
+        candidates = (middleware, getattr(middleware, "__call__", None))  # noqa: B004
+        if any(map(inspect.isasyncgenfunction, candidates)):
+            self.stream_middleware += (cast("StreamMiddleware", middleware),)
+        else:
+            self.middleware += (cast("Middleware", middleware),)
+
+    def remove_middleware(self, middleware: Middleware | StreamMiddleware) -> None:
+        """Remove a middleware; calls that are running keep it."""
+        self.middleware = tuple(m for m in self.middleware if m != middleware)
+        self.stream_middleware = tuple(m for m in self.stream_middleware if m != middleware)
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Send all call events to `observer`; call the returned function to stop."""
+        if not callable(observer):
+            raise TypeError(f"{observer!r} is not an observer: it cannot be called")
+        return listed(self.observers, observer)
 
     @property
     def observed(self) -> bool:
         """Whether there are observers."""
-        return bool(self._observers)
+        return bool(self.observers)
 
-    def notify(self, event: CallEvent) -> None:
-        """Send an event to the observers."""
-        notify(tuple(self._observers), event, self._observer_failures)
+    def notify(self, event: CallEvent, further: Sequence[Observer] = ()) -> None:
+        """Send an event to the observers and to those in `further`."""
+        notify((*self.observers, *further), event, self._observer_failures)
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
@@ -89,6 +108,23 @@ class PipelineHost:
         context.abort_nested()
         self.keep(work)
         await asyncio.wait({work}, timeout=_GRACE)
+
+    async def aclose(self) -> None:
+        """Wait up to a second for cancelled handlers, and close the thread pool."""
+        if self._left_behind:
+            await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
+        self.threads.close()
+
+
+def listed(observers: list[Observer], observer: Observer) -> Callable[[], None]:
+    """Append an observer; return a function that removes it, and does nothing when it is called again."""
+    observers.append(observer)
+
+    def stop() -> None:
+        if observer in observers:
+            observers.remove(observer)
+
+    return stop
 
 
 class ChangeLog:

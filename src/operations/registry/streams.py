@@ -33,16 +33,16 @@ async def stream(
 ) -> AsyncGenerator[Envelope, None]:
     """Run a subscription with observers, the deadline and middleware: the same steps for every item."""
     plan, context = await prepared()
-    host = plan.host
+    services = plan.services
     items = (
         _stream_through(plan, value, context)
-        if host.stream_middleware
+        if services.stream_middleware
         else _items(plan, value, context)
     )
     if context.deadline is not None and context.must_be_timed:
         items = _timed_items(context.deadline, items, plan, context)
-    is_reported = host.observed or host.counters is not None
-    finished = report_start(host, plan.id, context) if is_reported else None
+    is_reported = services.observed or services.counters is not None
+    finished = report_start(services, plan.id, context) if is_reported else None
     failure: BaseException | None = None
     index = 0
     try:
@@ -111,7 +111,7 @@ async def _stream_through(
 ) -> AsyncGenerator[Envelope, None]:
     """Run the stream middleware, outermost first."""
     enter(plan, context)
-    middleware = plan.host.stream_middleware
+    middleware = plan.services.stream_middleware
 
     def step(index: int) -> NextStream:
         def call_next(call: Call) -> AsyncIterator[Envelope]:
@@ -195,7 +195,7 @@ async def _timed_items(
                 return
             yield envelope
     finally:
-        await plan.host.stop(worker, context)
+        await plan.services.stop(worker, context)
 
 
 async def _close(iterator: Any) -> None:

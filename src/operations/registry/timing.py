@@ -42,7 +42,7 @@ async def within(
     try:
         await alarm.woken
     except asyncio.CancelledError:
-        await plan.host.stop(task, context)
+        await plan.services.stop(task, context)
         raise
     finally:
         alarm.remove()
@@ -73,7 +73,7 @@ async def before(
     try:
         await alarm.woken
     except asyncio.CancelledError:
-        await plan.host.stop(work, context)
+        await plan.services.stop(work, context)
         raise
     finally:
         alarm.remove()
@@ -89,5 +89,5 @@ async def _missed(
     if work.done():
         # Cancelled neither by this function nor by the caller.
         return cancelled_elsewhere(plan.id)
-    await plan.host.stop(work, context)
+    await plan.services.stop(work, context)
     return timed_out(plan.id, seconds, deadline=context.deadline, operation_id=plan.id)
