@@ -332,10 +332,12 @@ class Outages:
         changed_at: When it was last lost or restored; 0 if it never was.
         lost_at: When the last outage began, or the first one of several outages in a row; 0 if there was none.
         restored_at: When it was last restored; 0 if it never was.
+        restorations: How often it was restored.
     """
 
     def __init__(self) -> None:
         self.changed_at = self.lost_at = self.restored_at = 0.0
+        self.restorations = 0
         self._settled_at = 0.0
         self._restored = asyncio.Event()
 
@@ -354,6 +356,7 @@ class Outages:
         # The pauses of other clients between attempts grow with the outage.
         self._settled_at = now + SETTLING + min(outage / 2, _LONGEST_PAUSE)
         self.changed_at = self.restored_at = now
+        self.restorations += 1
         self._restored.set()
 
     @property

@@ -4,7 +4,15 @@ Rule 1: a call ends exactly once: by a reply, an error, its deadline, or the clo
 Rule 2: a request that certainly was not delivered is sent again for some time. The failure detector handles a request
         that may have been delivered.
 Rule 3: when a caller stops waiting, its worker is asked to stop.
-Rule 4: no message can stop the client: a malformed one is counted, and an event for a call that is not open is ignored.
+
+`PendingRequestMap` connects its parts, which know only those before them:
+
+    OpenCalls        the calls that have not ended, with their deadlines
+    Outbox           sends requests, aborts and credit
+    FailureDetector  finds lost workers, and sends their calls again
+    Redirects        sends the requests that no worker has started elsewhere
+    ClientInbox      passes received events to the parts before
+    Responder        sends replies to requests that the program serves itself
 """
 
 import asyncio
@@ -15,7 +23,7 @@ from typing import Any, Self
 import msgspec
 
 from operations.authority.grants import Delegate
-from operations.base.deadline import NEVER, DeadlineTable
+from operations.base.deadline import NEVER
 from operations.base.errors import (
     CallError,
     ErrorCode,
@@ -27,34 +35,16 @@ from operations.base.errors import (
 from operations.base.tasks import shielded
 from operations.base.text import enforce_durations, in_seconds
 from operations.base.types import JSONObject
-from operations.calls.protocol.events import (
-    AbortPayload,
-    AlivePayload,
-    CallAborted,
-    CallAlive,
-    CallCompleted,
-    CallConfirmed,
-    CallEvent,
-    CallFailed,
-    CallOffered,
-    CallRequested,
-    CallResponded,
-    ConfirmPayload,
-    MalformedEvent,
-    OfferPayload,
-    RequestPayload,
-    ResponsePayload,
-    encode_error,
-    encode_event,
-    milliseconds,
-    read_event,
-    read_output,
-)
-from operations.calls.protocol.states import PendingCall, StreamEntry
+from operations.calls.protocol.events import milliseconds
+from operations.calls.protocol.states import KnownWorkers, Outages, PendingCall, StreamEntry
 from operations.calls.serving.jobs import DEFAULT_GROUP, DEFAULT_TIMEOUT
 from operations.calls.source.failure_detector import FailureDetector
+from operations.calls.source.inbox import ClientInbox
+from operations.calls.source.open_calls import OpenCalls
+from operations.calls.source.redirects import Redirects
+from operations.calls.source.responder import Responder
 from operations.calls.source.runs import RemoteRuns
-from operations.calls.source.sending import CallSender, closed_error, enforce_number, remaining
+from operations.calls.source.sending import Outbox, closed_error, enforce_number, remaining
 from operations.contract.access import Identity
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
@@ -64,10 +54,6 @@ from operations.pubsub.signing import SIGNING_ADVICE
 from operations.registry.runs import Run, RunPage, StartOptions
 from operations.registry.streams import Subscription as EnvelopeStream
 
-_REPLIES = frozenset(
-    kind.__struct_config__.tag for kind in (CallResponded, CallCompleted, CallFailed, CallAborted)
-)
-
 DEFAULT_WINDOW = 256
 """The number of unread items of a subscription that a worker may send."""
 
@@ -75,10 +61,10 @@ _PROMPT = 1.0
 """Seconds within which a broker that can be reached confirms a subscription."""
 
 _CLOSING = 1.0
-"""Seconds for sending the last messages when the map is closed."""
+"""Seconds to wait for a connection attempt when the map is closed."""
 
 
-class PendingRequestMap(CallSender):
+class PendingRequestMap:
     """Calls operations of a worker group over an event target, and tracks the calls that have not ended.
 
     Use it as an async context manager, or let it open at the first call and close it with `aclose`. It can be the
@@ -98,9 +84,10 @@ class PendingRequestMap(CallSender):
         silence: Seconds after which a connected worker that does not respond counts as lost.
 
     Attributes:
+        target: Transports the events.
+        group: The worker group.
+        mailbox: The address for replies to the calls of this map.
         pending: The calls and subscriptions that have not ended, by request id.
-        ignored: Events for calls that are not open, and events of unknown types.
-        malformed: Messages that are not events.
         specs_changed: Set when the workers serve other operations than before.
     """
 
@@ -120,27 +107,44 @@ class PendingRequestMap(CallSender):
         enforce_durations(
             timeout=timeout, idle_timeout=idle_timeout, heartbeat=heartbeat, silence=silence
         )
-        target = MemoryTarget() if target is None else usable(target)
-        super().__init__(target, group, credential, delegate, send_identity)
+        self.target = target = MemoryTarget() if target is None else usable(target)
+        self.group = group
+        self.mailbox = mailbox = target.mailbox()
         self.timeout = timeout
         self.idle_timeout = idle_timeout
-        self.ignored = 0
-        self.malformed = 0
-        self._deadlines: DeadlineTable[PendingCall] = DeadlineTable(self.pending, self._expire)
-        self._detector = FailureDetector(
-            self.target,
+        self._callers_topic = target.topic(f"{group}.callers")
+        self._workers = workers = KnownWorkers()
+        self._open = open_calls = OpenCalls(self._expire)
+        outages = Outages()
+        self._outbox = outbox = Outbox(
+            target,
             group,
-            self.mailbox,
-            self.pending,
-            self._workers,
-            end=self._end,
-            resend=self._resend,
-            send_again=lambda call: self._spawn(self._send_again(call)),
+            mailbox,
+            open_calls,
+            workers,
+            outages,
+            undelivered=self.undelivered,
+            credential=credential,
+            delegate=delegate,
+            send_identity=send_identity,
+        )
+        self._detector = detector = FailureDetector(
+            target,
+            group,
+            mailbox,
+            open_calls,
+            outbox,
+            workers,
+            outages,
             call=self.call,
             heartbeat=heartbeat,
             silence=silence,
         )
-        self.specs_changed = self._workers.specs_changed
+        self._redirects = Redirects(target, group, open_calls, outbox, workers, detector)
+        self._inbox = ClientInbox(target, open_calls, outbox, workers, detector, self._redirects)
+        self._responder = Responder(target, mailbox, self._callers_topic, open_calls, self.receive)
+        self.pending = open_calls.by_id
+        self.specs_changed = workers.specs_changed
         self._runs = RemoteRuns(self)
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._subscription: Subscription | None = None
@@ -149,8 +153,24 @@ class PendingRequestMap(CallSender):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._detecting: asyncio.Task[Any] | None = None
         self._closed = self._was_unreachable = False
-        self._asks_peer = target.direct
-        """Whether the peer must still be asked which of its operations may run again."""
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def pending_count(self) -> int:
+        """The number of calls and subscriptions that have not ended."""
+        return len(self.pending)
+
+    @property
+    def ignored(self) -> int:
+        """Events for calls that are not open, and events of unknown types."""
+        return self._inbox.ignored
+
+    @property
+    def malformed(self) -> int:
+        """Messages that are not events."""
+        return self._inbox.malformed
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -189,7 +209,7 @@ class PendingRequestMap(CallSender):
                         # The workers may be reconnecting as well.
                         self._detector.restored()
                     if not self.target.direct:
-                        self._detecting = self._spawn(self._detector.run())
+                        self._detecting = self._outbox.spawn(self._detector.run())
         if self._closed:
             raise closed_error()
 
@@ -211,25 +231,20 @@ class PendingRequestMap(CallSender):
 
     def _abort_all(self) -> None:
         for call in tuple(self.pending.values()):
-            self._abort(call, CallError(ErrorCode.ABORTED, "the calls were closed"))
+            self._outbox.abort(call, CallError(ErrorCode.ABORTED, "the calls were closed"))
 
     async def _close_handlers(self) -> None:
         # At the same time, because each may wait for its running requests. If cancelled, `_end_tasks` ends them.
-        await asyncio.gather(*(asyncio.shield(self._spawn(close())) for close in self._closers))
+        await asyncio.gather(
+            *(asyncio.shield(self._outbox.spawn(close())) for close in self._closers)
+        )
 
     async def _end_tasks(self) -> None:
         if self._detecting is not None:
             self._detecting.cancel()
         self._workers.have_reported.set()
-        self._deadlines.clear()
-        last = tuple(self._tasks)
-        try:
-            if last:
-                await asyncio.wait(last, timeout=_CLOSING)
-        finally:
-            for task in last:
-                task.cancel()
-        await asyncio.gather(*last, return_exceptions=True)
+        self._open.clear_deadlines()
+        await self._outbox.aclose()
 
     async def _stop_listening(self) -> None:
         subscription, self._subscription = self._subscription, None
@@ -309,18 +324,20 @@ class PendingRequestMap(CallSender):
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._closed:
             limit -= await self._ready(operation_id, limit)
-        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
+        payload = self._outbox.request(
+            operation_id, input, context, limit, identity, credential, metadata
+        )
         if key is not None:
             payload = msgspec.structs.replace(payload, key=key)
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         now = loop.time()
         call = PendingCall(payload, replayable, now + limit, limit, now, future=future)
-        self._add(call)
+        self._open.add(call)
         try:
-            if replayable is None and self._asks_peer:
+            if replayable is None and self._detector.asks_peer:
                 # Before the request, which may kill the peer.
-                self._asks_peer = not await self._detector.ask_for_list(self._workers_address)
-            await self._send(call)
+                await self._detector.ask_peer()
+            await self._outbox.send(call)
             return await future
         except BaseException as error:
             self._forget(call, error)
@@ -354,7 +371,7 @@ class PendingRequestMap(CallSender):
             if idle is not None:
                 enforce_number("idle_timeout", idle)
             limit -= await self._ready(operation_id, limit if idle is None else min(limit, idle))
-            payload = self._request(
+            payload = self._outbox.request(
                 operation_id, input, context, limit, identity, credential, metadata
             )
             payload = msgspec.structs.replace(
@@ -371,20 +388,20 @@ class PendingRequestMap(CallSender):
                 stream=stream,
                 to=worker,
             )
-            self._add(call)
+            self._open.add(call)
             try:
-                await self._send(call)
+                await self._outbox.send(call)
             except BaseException as error:
                 self._forget(call, error)
                 raise
             try:
                 while (envelope := await stream.read(idle)) is not None:
-                    self._grant(call.worker, stream)
+                    self._outbox.grant(call.worker, stream)
                     yield envelope
             finally:
-                if self._remove(payload.request_id) is not None:
+                if self._open.remove(payload.request_id) is not None:
                     # The reader has stopped, or no item came in time.
-                    self._ask_to_stop(call)
+                    self._outbox.ask_to_stop(call)
 
         return EnvelopeStream(items())
 
@@ -450,7 +467,7 @@ class PendingRequestMap(CallSender):
         """End a pending call with `ABORTED` and ask its worker to stop; does nothing if it is not pending."""
         call = self.pending.get(request_id)
         if call is not None:
-            self._abort(call, CallError(ErrorCode.ABORTED, "the call was aborted"))
+            self._outbox.abort(call, CallError(ErrorCode.ABORTED, "the call was aborted"))
 
     async def _ready(self, operation_id: str, limit: float) -> float:
         """Open the map if necessary; return the seconds that this took, at most `limit`."""
@@ -460,7 +477,7 @@ class PendingRequestMap(CallSender):
             opener = self._opener
             if opener is None or opener.done():
                 # A task of its own: it may take time to give up, and the next call profits from it.
-                opener = self._opener = self._spawn(self.open())
+                opener = self._opener = self._outbox.spawn(self.open())
                 opener.add_done_callback(retrieve_exception)
             await asyncio.wait([opener], timeout=limit)
             if not opener.done():
@@ -483,153 +500,98 @@ class PendingRequestMap(CallSender):
             raise timeout_error(f"{operation_id} was not sent: its time had run out")
         return elapsed
 
-    # ---------------------------------------------------------------------------------------- sending
+    # ---------------------------------------------------------------------------------------- receiving
 
-    def _add(self, call: PendingCall) -> None:
-        """Add a pending call."""
-        self.pending[call.payload.request_id] = call
-        if call.expires_at < self._deadlines.next:
-            self._deadlines.schedule(call.expires_at)
+    def receive(self, delivery: Delivery) -> None:
+        """Process an event that arrived through the target."""
+        self._inbox.receive(delivery)
+
+    def undelivered(self, key: str, worker: str = "", reason: str = "") -> None:
+        """Handle a request for which the broker has no worker, with its reason."""
+        self._redirects.undelivered(key, worker, reason)
+
+    def lost(self, reason: str) -> None:
+        """Handle a lost connection. If the connection is the peer itself, its calls are lost as well."""
+        self._inbox.lost(reason)
+
+    def restored(self) -> None:
+        """Handle a restored connection. Workers may need more time to reconnect."""
+        self._detector.restored()
+
+    # ---------------------------------------------------------------------------------------- replies
+
+    def address_of(self, request_id: str, reply_to: str | None) -> str:
+        """Return the address for replies to a request that names `reply_to`.
+
+        Raises:
+            ValueError: If there is none, and the target delivers replies only to the caller's own mailbox.
+        """
+        return self._responder.address_of(request_id, reply_to)
+
+    async def respond(
+        self,
+        request_id: str,
+        envelope: Any,
+        *,
+        sequence: int | None = None,
+        reply_to: str | None = None,
+    ) -> None:
+        """Publish the reply to a request; with a `sequence`, as one item of a subscription.
+
+        Args:
+            request_id: The id of the request.
+            envelope: The result.
+            sequence: The position of an item, counted from 0.
+            reply_to: The `replyTo` of the request. Needed on targets with queues (Redis, NATS).
+
+        Raises:
+            TypeError: If `envelope` is not an envelope.
+            ValueError: If the reply has no address.
+            TransportError: If it cannot be sent.
+        """
+        await self._responder.respond(request_id, envelope, sequence=sequence, reply_to=reply_to)
+
+    async def emit_error(
+        self,
+        request_id: str,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        retryable: bool | None = None,
+        reply_to: str | None = None,
+    ) -> None:
+        """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        error = CallError(code, message, details, retryable=retryable)
+        await self._responder.emit_error(request_id, error, reply_to=reply_to)
+
+    async def complete(
+        self, request_id: str, *, sequence: int | None = None, reply_to: str | None = None
+    ) -> None:
+        """Publish the end of a subscription.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        await self._responder.complete(request_id, sequence=sequence, reply_to=reply_to)
+
+    # ---------------------------------------------------------------------------------------- ending
 
     def _forget(self, call: PendingCall, error: BaseException) -> None:
         """Remove a call that failed; if its caller was cancelled, ask the worker to stop."""
-        self._remove(call.payload.request_id)
+        self._open.remove(call.payload.request_id)
         future = call.future
         # If the deadline passed while the request was being sent, the exception of the future was not retrieved.
         if future is not None and not future.cancel() and not future.cancelled():
             future.exception()
         if isinstance(error, asyncio.CancelledError):
-            self._ask_to_stop(call)
-
-    # ---------------------------------------------------------------------------------------- receiving
-
-    def receive(self, delivery: Delivery) -> None:
-        """Process an event that arrived through the target."""
-        event = read_event(delivery.body, self.target.max_values)
-        if type(event) is CallResponded:
-            call = self.pending.get(event.payload.request_id)
-            if call is not None and call.future is not None:
-                # The call expects one reply, so this is the last event.
-                self._succeed(call, call.future, event.payload)
-            else:
-                self._apply(event, len(delivery.body))
-        elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):
-            self._apply(event, len(delivery.body))
-        elif isinstance(event, CallAlive):
-            # Requests are sent to the address in it.
-            if self.target.is_worker(event.payload.worker):
-                self._receive_report(event.payload)
-            else:
-                self.malformed += 1
-        elif isinstance(event, CallOffered):
-            self._spawn(self._answer_offer(event.payload))
-        elif isinstance(event, MalformedEvent):
-            self.malformed += 1
-            call = self.pending.get(event.request_id)
-            if call is not None and event.type in _REPLIES:
-                self._abort(call, _unreadable(event))
-        elif isinstance(event, CallRequested):
-            self._reject(event.payload, delivery.reply_to)
-        else:
-            self.ignored += 1
-
-    def _receive_report(self, alive: AlivePayload) -> None:
-        """Process the report of a worker, and ask it which of its operations may run again if that is not known."""
-        self._detector.on_alive(alive)
-        if alive.replayable is not None:
-            return
-        if self.target.direct:
-            # The peer serves other operations now.
-            self._asks_peer = True
-        elif self._workers.needs_list(alive.specs, asyncio.get_running_loop().time()):
-            self._spawn(self._detector.ask_for_list(alive.worker))
-
-    def _apply(
-        self, event: CallResponded | CallCompleted | CallFailed | CallAborted, size: int
-    ) -> None:
-        """Pass a reply to its call, or send the call to another worker if this one could not run it."""
-        request_id = event.payload.request_id
-        call = self.pending.get(request_id)
-        if call is None:
-            self.ignored += 1
-            return
-        if isinstance(event, CallFailed):
-            if self._send_elsewhere(call, event.payload):
-                return
-            if call.unavailable and event.payload.code == ErrorCode.OPERATION_NOT_FOUND:
-                event = CallFailed(payload=call.unavailable)
-        if call.stream is None:
-            self._end(request_id, _failure_in(event))
-            return
-        call.seen_at = asyncio.get_running_loop().time()
-        call.is_claimed = True
-        if isinstance(event, CallResponded) and event.payload.reply_to is not None:
-            call.worker = event.payload.reply_to
-        if call.stream.push(event, size):
-            self._remove(request_id)
-            if call.stream.must_stop:
-                self._ask_to_stop(call)
-
-    def _succeed(
-        self,
-        call: PendingCall,
-        future: "asyncio.Future[ResponseEnvelope[Any]]",
-        payload: ResponsePayload,
-    ) -> None:
-        """End a call with its reply."""
-        if payload.sequence is not None:
-            reason = f"{call.payload.operation_id} is a subscription: use subscribe"
-            self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
-            return
-        try:
-            envelope = read_output(payload.output)
-        except ValueError as error:
-            reason = f"the reply is not an envelope: {error}"
-            self._end(payload.request_id, CallError(ErrorCode.UNKNOWN_ERROR, reason))
-            return
-        self._remove(payload.request_id)
-        if not future.done():
-            future.set_result(envelope)
-
-    async def _answer_offer(self, offer: OfferPayload) -> None:
-        """Allow a worker to start a request that waited, unless it may have started elsewhere or its call has ended."""
-        refusal = AbortPayload(request_id=offer.request_id, resends=offer.resends)
-        event: CallEvent = CallAborted(payload=refusal)
-        if await self._detector.accepts(offer):
-            event = CallConfirmed(payload=ConfirmPayload(request_id=offer.request_id))
-        await self._post(offer.worker, encode_event(event))
-
-    def _reject(self, request: RequestPayload, reply_to: str) -> None:
-        """Reject a request, because this end of the connection serves no operations."""
-        error = CallError(ErrorCode.UNAVAILABLE, "this end serves no operations")
-        body = encode_error(request.request_id, error)
-        self._spawn(self._post(reply_to or request.reply_to or "", body))
-
-    def lost(self, reason: str) -> None:
-        """Handle a lost connection. If the connection is the peer itself, its calls are lost as well."""
-        self._detector.lost()
-        if not self.target.direct:
-            return
-        for request_id, call in tuple(self.pending.items()):
-            if call.is_held:
-                # It was not sent again yet.
-                continue
-            may_run_again = self._detector.may_run_again(call) is True
-            if may_run_again and self.target.reconnects:
-                # Sent again when the peer has returned.
-                self._spawn(self._detector.replace(call))
-            else:
-                # A mutation may have run, and a retry could run it twice.
-                is_safe = call.stream is not None or may_run_again
-                error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=is_safe)
-                self._end(request_id, error)
-
-    def restored(self) -> None:
-        """Handle a restored connection. Workers may need more time to reconnect."""
-        self._detector.restored()
-        self._asks_peer = self.target.direct
-
-    # ---------------------------------------------------------------------------------------- ending
+            self._outbox.ask_to_stop(call)
 
     def _expire(self, call: PendingCall) -> None:
         payload = call.payload
@@ -640,36 +602,15 @@ class PendingRequestMap(CallSender):
             unavailable = CallError(ErrorCode.UNAVAILABLE, message)
             if payload.attempt == 1 and not call.sent_at:
                 unavailable.begun = False
-            self._abort(call, unavailable)
+            self._outbox.abort(call, unavailable)
             return
         if not call.sent_at and self.target.problem:
             message = f"{payload.operation_id} could not be sent: {self.target.problem}"
             is_safe = self._detector.may_run_again(call) is True
-            self._abort(call, CallError(ErrorCode.UNAVAILABLE, message, retryable=is_safe))
+            self._outbox.abort(call, CallError(ErrorCode.UNAVAILABLE, message, retryable=is_safe))
             return
         error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
         if not self.target.direct and self._detector.is_unanswered(call):
             advice = f"Check that the workers are not blocked. {SIGNING_ADVICE}"
             error.message += f"; no worker responds to this client. {advice}"
-        self._abort(call, error)
-
-    def _abort(self, call: PendingCall, error: CallError) -> None:
-        """Ask the worker to stop and end the call with `error`."""
-        self._ask_to_stop(call)
-        self._end(call.payload.request_id, error)
-
-
-def _unreadable(event: MalformedEvent) -> CallError:
-    """Return the error of a call whose reply cannot be read."""
-    if event.code == ErrorCode.RESOURCE_EXHAUSTED:
-        return CallError(event.code, f"the result is too large: {event.reason}")
-    return CallError(ErrorCode.UNKNOWN_ERROR, f"the reply is malformed: {event.reason}")
-
-
-def _failure_in(event: CallEvent) -> CallError:
-    """Return the error of a call that ends without a reply."""
-    if isinstance(event, CallFailed):
-        return event.payload.to_error()
-    if isinstance(event, CallAborted):
-        return CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
-    return CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without a reply")
+        self._outbox.abort(call, error)

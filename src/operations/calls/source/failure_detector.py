@@ -27,7 +27,7 @@ Rule 5: a lost call that may run again waits for a worker until its deadline. A 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -46,6 +46,8 @@ from operations.calls.protocol.events import (
     encode_event,
 )
 from operations.calls.protocol.states import MAX_SENDS, SETTLING, KnownWorkers, Outages, PendingCall
+from operations.calls.source.open_calls import OpenCalls
+from operations.calls.source.sending import Outbox
 from operations.contract.envelopes import ResponseEnvelope
 from operations.pubsub.base import EventTarget
 
@@ -106,17 +108,16 @@ class FailureDetector:
         target: Transports the probes.
         group: The worker group.
         mailbox: The address for responses to probes.
-        pending: The calls of the client.
+        open_calls: The calls of the client.
+        outbox: Sends lost calls again.
         workers: The workers that the client knows.
-        end: Ends a call with an error.
-        resend: Sends a call again, and counts an attempt.
-        send_again: Sends a call that was not delivered again, in the background.
+        outages: The outages of the connection.
         call: Calls an operation of the group.
         heartbeat: Seconds between probes.
         silence: Seconds after which a connected worker that does not respond counts as lost.
 
     Attributes:
-        restorations: How often the connection was restored.
+        asks_peer: Whether the peer of a direct connection must still be asked which of its operations may run again.
     """
 
     def __init__(
@@ -124,12 +125,11 @@ class FailureDetector:
         target: EventTarget,
         group: str,
         mailbox: str,
-        pending: Mapping[str, PendingCall],
+        open_calls: OpenCalls,
+        outbox: Outbox,
         workers: KnownWorkers,
+        outages: Outages,
         *,
-        end: Callable[[str, CallError], None],
-        resend: Callable[..., Awaitable[None]],
-        send_again: Callable[[PendingCall], object],
         call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
         heartbeat: float,
         silence: float,
@@ -137,17 +137,16 @@ class FailureDetector:
         self._target = target
         self._group = group
         self._mailbox = mailbox
-        self._pending = pending
+        self._open = open_calls
+        self._outbox = outbox
         self._workers = workers
-        self._end = end
-        self._resend = resend
-        self._send_again = send_again
+        self._outages = outages
         self._call = call
         self._all_workers = target.control(group)
         self._heartbeat = heartbeat
         self._absence_limit = max(_RETURN, 2 * heartbeat)
         self._silence = silence
-        self.restorations = 0
+        self.asks_peer = target.direct
         self._were_there = False
         self._replayable: dict[str, bool] = {}
         self._parked: dict[str, PendingCall] = {}
@@ -156,7 +155,6 @@ class FailureDetector:
         """When workers were last found to be lost."""
         self._is_unserved = False
         """Whether the last look found no worker."""
-        self._outages = Outages()
         self._changed_at = 0.0
         """The last time that a worker or this client disconnected or reconnected."""
         self._hurry = asyncio.Event()
@@ -183,17 +181,17 @@ class FailureDetector:
         if alive.arrived:
             self._changed_at = now
         self._absent_since.pop(alive.worker, None)
-        if alive.leaving and all(call.worker != alive.worker for call in self._pending.values()):
+        if alive.leaving and all(call.worker != alive.worker for call in self._open.by_id.values()):
             self._workers.forget(alive.worker)
         else:
             self._workers.record(alive, now)
         for request_id in alive.request_ids:
-            call = self._pending.get(request_id)
+            call = self._open.get(request_id)
             if call is not None:
                 call.claim(alive.worker, now)
                 call.misses = 0
         for fence in alive.fenced:
-            call = self._pending.get(fence.request_id)
+            call = self._open.get(fence.request_id)
             if call is not None and call.payload.resends == fence.resends:
                 call.fenced_by |= {alive.worker}
                 call.dropped_by |= {alive.worker}
@@ -268,8 +266,8 @@ class FailureDetector:
         """Send the calls that wait for a worker, because one has returned."""
         parked, self._parked = self._parked, {}
         for call in parked.values():
-            if self._is_open(call):
-                self._send_again(call)
+            if self._open.is_open(call):
+                self._outbox.spawn(self._outbox.send_again(call))
 
     def is_unserved(self, call: PendingCall) -> bool:
         """Return whether a call that may run again has found no worker; forget it, because it ends now."""
@@ -293,7 +291,7 @@ class FailureDetector:
         if self._target.stores_requests:
             # A worker that started it before a reconnect responds to the following probe, and has the call.
             await self._outages.settle()
-        call = self._pending.get(offer.request_id)
+        call = self._open.get(offer.request_id)
         if (
             call is None
             or (call.payload.attempt, call.payload.resends) != (offer.attempt, offer.resends)
@@ -318,9 +316,9 @@ class FailureDetector:
         self._workers.skip_silent(NEVER)
         self._roll_call_at = 0.0
         self._roll_call_pause = self._heartbeat
-        self.restorations += 1
         self._changed_at = self._outages.restored_at
         self._hurry.set()
+        self.asks_peer = self._target.direct
         if self._target.direct:
             self._is_unserved = False
             # The peer may have been replaced by another version.
@@ -360,7 +358,7 @@ class FailureDetector:
         lag = asyncio.get_running_loop().time() - expected_at
         if lag < _LAG * self._heartbeat:
             return False
-        for call in self._pending.values():
+        for call in self._open.by_id.values():
             if call.seen_at:
                 call.seen_at += lag
         for worker in self._absent_since:
@@ -371,7 +369,7 @@ class FailureDetector:
         """Ask the workers of the calls without news, and handle the calls that no worker reports in time."""
         if not self._target.is_connected:
             return
-        self._parked = {key: call for key, call in self._parked.items() if self._is_open(call)}
+        self._parked = {key: call for key, call in self._parked.items() if self._open.is_open(call)}
         if self._parked and await self._target.is_present(self._all_workers):
             # The announcement of the worker may have been lost.
             self._send_parked()
@@ -381,13 +379,13 @@ class FailureDetector:
         silence_limit = self._heartbeat if self._outages.is_settled else 0.0
         quiet = [
             call
-            for call in self._pending.values()
+            for call in self._open.by_id.values()
             if call.sent_at and asked_at - call.seen_at >= silence_limit
         ]
         is_roll_call = asked_at >= self._next_roll_call_at
         if not (quiet or is_roll_call):
             return
-        restorations = self.restorations
+        restorations = self._outages.restorations
         if is_roll_call:
             # A worker that is present now may be lost before it responds.
             self._were_there = self._were_there or await self._target.is_present(self._all_workers)
@@ -398,7 +396,7 @@ class FailureDetector:
         else:
             await self._probe_all(quiet, sought, is_roll_call)
         # If it could not be sent, or the connection was restored, all workers are probed again with the next heartbeat.
-        if is_roll_call and restorations == self.restorations:
+        if is_roll_call and restorations == self._outages.restorations:
             self._plan_roll_call(asked_at)
         answered_by = asyncio.get_running_loop().time() + _ANSWER * self._heartbeat
         with suppress(TimeoutError):
@@ -413,7 +411,7 @@ class FailureDetector:
         missing = [
             call
             for call in quiet
-            if call.seen_at < asked_at and self._is_open(call) and call not in sought
+            if call.seen_at < asked_at and self._open.is_open(call) and call not in sought
         ]
         for call in missing:
             if call.worker is not None:
@@ -518,9 +516,6 @@ class FailureDetector:
         with suppress(NotSentError):
             await self._target.send(address, encode_event(CallProbed(payload=payload)))
 
-    def _is_open(self, call: PendingCall) -> bool:
-        return call.payload.request_id in self._pending
-
     async def _replace_lost(self, missing: list[PendingCall], asked_at: float) -> None:
         """Send lost calls again, or end them."""
         are_there = await self._are_there(asked_at)
@@ -532,7 +527,7 @@ class FailureDetector:
         safe = [call for call in lost if call.worker not in view.gone]
         unsafe = [call for call in lost if call.worker in view.gone]
         unsafe += await self._resend_unbegun(safe)
-        await asyncio.gather(*(self.replace(call) for call in unsafe if self._is_open(call)))
+        await asyncio.gather(*(self.replace(call) for call in unsafe if self._open.is_open(call)))
 
     async def _view(
         self, missing: list[PendingCall], moment: float, are_there: bool | None
@@ -618,9 +613,9 @@ class FailureDetector:
                 others.append(call)
         waiting = await asyncio.gather(*map(self._is_waiting, unbegun))
         for call, is_waiting in zip(unbegun, waiting, strict=True):
-            if not is_waiting and self._is_open(call):
+            if not is_waiting and self._open.is_open(call):
                 logger.info("%s is sent again: no worker has started it", call.payload.request_id)
-                await self._resend(call, may_have_begun=False)
+                await self._outbox.resend(call, may_have_begun=False)
         return others
 
     async def _ask_to_drop(self, calls: list[PendingCall], now: float) -> None:
@@ -665,13 +660,13 @@ class FailureDetector:
                 # A retry could run it twice.
                 retryable=is_safe,
             )
-            self._end(request.request_id, error)
+            self._open.end(request.request_id, error)
         elif 1 < request.attempt != call.confirmed and call.sends < MAX_SENDS:
             logger.info("%s is sent again: its worker was lost before it began", request.request_id)
-            await self._resend(call, may_have_begun=False)
+            await self._outbox.resend(call, may_have_begun=False)
         elif request.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)
-            await self._resend(call)
+            await self._outbox.resend(call)
         else:
             logger.error(
                 "%s became a dead letter: %s lost %d workers",
@@ -688,7 +683,7 @@ class FailureDetector:
                 {"deliveries": request.attempt},
                 retryable=False,
             )
-            self._end(request.request_id, error)
+            self._open.end(request.request_id, error)
 
     def may_run_again(self, call: PendingCall) -> bool | None:
         """Return whether an operation is a query or idempotent; None if neither its caller nor a worker has said so."""
@@ -720,6 +715,10 @@ class FailureDetector:
         self._replayable[operation_id] = answer
         return answer
 
+    async def ask_peer(self) -> None:
+        """Ask the peer of a direct connection which of its operations may run again."""
+        self.asks_peer = not await self.ask_for_list(self._all_workers)
+
     async def ask_for_list(self, address: str) -> bool:
         """Ask workers which of their operations may run again; return False if the question was not sent."""
         payload = ProbePayload(request_ids=[], reply_to=self._mailbox, replayable=True)
@@ -734,7 +733,7 @@ class FailureDetector:
     async def _repeat_credit(self, calls: Iterable[PendingCall]) -> None:
         """Repeat the credit of subscriptions."""
         for call in calls:
-            if call.stream is not None and call.worker is not None and self._is_open(call):
+            if call.stream is not None and call.worker is not None and self._open.is_open(call):
                 # The last credit may have been lost. It is a total, so sending it twice is harmless.
                 with suppress(NotSentError):
                     await self._target.send(call.worker, call.stream.credit())
