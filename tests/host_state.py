@@ -274,7 +274,7 @@ async def use_everything(steps: Steps, folder: Path) -> None:
         steps.note("connect_mcp in the process")
     steps.note("registry closed")
     (folder / "operations.toml").write_text(
-        'modules = ["hello.py"]\n[trace]\nenabled = false\n[openapi.api]\n'
+        'modules = ["hello.py"]\n[record.trace]\nenabled = false\n[openapi.api]\n'
         'document = "openapi.json"\nbase_url = "http://127.0.0.1:9"\n'
     )
     async with open_hub(folder / "operations.toml") as hub:

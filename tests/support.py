@@ -13,6 +13,7 @@ from tests.conftest import PROJECT
 from tests.limits import time_limit
 
 from operations import Operation, OperationContext, OperationRegistry, OperationSpec, OperationType
+from operations.recorder.recorder import Recorder, Sink
 
 
 def script(name: str) -> Any:
@@ -62,6 +63,15 @@ async def first_done(
             ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             done |= ended
     return done, pending
+
+
+def begin(
+    sink: Sink, operation_id: str, value: Any, context: OperationContext | None = None
+) -> None:
+    """Record in a sink that the handler of a call begins."""
+    recorder = Recorder()
+    recorder.add(sink)
+    recorder.admitted(operation_id, value, context or OperationContext(), None)
 
 
 def single(handler: Callable[..., Any], **fields: Any) -> OperationRegistry:

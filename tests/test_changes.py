@@ -198,7 +198,7 @@ async def test_a_later_hop_does_not_count_changes_beyond_the_limit_again() -> No
 async def test_metrics_and_the_call_graph_count_changes_by_kind() -> None:
     registry = rows()
     metrics, graph = CallMetrics(registry), CallGraph()
-    registry.observe(graph)
+    registry.record(graph)
 
     await registry.execute("row.get")
     _ = [item async for item in registry.subscribe("row.watch")]

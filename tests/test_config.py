@@ -17,6 +17,7 @@ from tests.limits import scaled
 
 from operations import AccessControl, Schema
 from operations.authority import ApprovalRule
+from operations.authority.ledger import LedgerEntry
 from operations.calls.kind import BrokerEntry
 from operations.cli.setup import starter
 from operations.config import (
@@ -31,7 +32,6 @@ from operations.config import (
 )
 from operations.config.checks import KeyLines
 from operations.config.model import (
-    AuditEntry,
     CodeEntry,
     JWTEntry,
     KeyEntry,
@@ -62,6 +62,8 @@ from operations.openapi import (
     URLPaging,
 )
 from operations.openapi.kind import OpenAPIEntry, service_config
+from operations.recorder.audit import AuditConfig
+from operations.recorder.graph import TraceEntry
 from operations.sources.contract import Entry, SourceEntry
 from operations.sources.credentials import TokenExchange
 from operations.tools import ToolConfig
@@ -632,12 +634,15 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
         ('[mcp.h]\ncommand = "' + "x y " * 100 + '"', "operations.toml:2: mcp.h.command is one program"),
         ("[limits]\ntimeout = " + "9" * 400, "operations.toml:2: limits.timeout is out of range."),
         ('[openapi.a]\ndocument = "a"\ntimeout = ' + "9" * 400, ":3: openapi.a.timeout is out of range."),
-        ('[trace]\nfile = "\\u0000"', "operations.toml:2: trace.file contains NUL."),
+        ('[record.trace]\nfile = "\\u0000"', "operations.toml:2: record.trace.file contains NUL."),
         ('modules = [\n"a",\n"b\\u0000"]', "operations.toml:1: modules[1] contains NUL."),
         ("[limits]\ntimeout = " + "9" * 5000, "not TOML: Exceeds the limit"),
         ("modules = " + "[" * 5000, "operations.toml: this is not TOML: "),
         ("[state]\nbroker = 2025-11-25", "operations.toml:2: state.broker is not a broker"),
-        ('[ledger]\nfile = "l.{pid}"\nkey = { env = "K" }\nhead = "h"', ":4: ledger.head must contain {pid}"),
+        (
+            '[record.ledger]\nfile = "l.{pid}"\nkey = { env = "K" }\nhead = "h"',
+            ":4: record.ledger.head must contain {pid}",
+        ),
     ],
 )  # fmt: skip
 def test_values_that_no_setting_can_hold_are_reported(
@@ -752,7 +757,6 @@ ENTRIES: dict[Any, str] = {
     LimitsEntry: "[limits]\n",
     ToolEntry: "[tools.'shop.list']\n",
     LogEntry: "[log]\n",
-    AuditEntry: "[audit]\n",
     TelemetryEntry: "[telemetry]\n",
     CodeEntry: "[code]\n",
 }
@@ -1125,7 +1129,9 @@ def test_keys_have_their_line_numbers_in_every_toml_syntax() -> None:
         (WorkEntry, "`[work]`"),
         (LimitsEntry, "`[limits]`"),
         (LogEntry, "`[log]`"),
-        (AuditEntry, "`[log]`"),
+        (LedgerEntry, "`[record.NAME]`"),
+        (AuditConfig, "`[record.NAME]`"),
+        (TraceEntry, "`[record.NAME]`"),
         (TelemetryEntry, "`[log]`"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),

@@ -20,6 +20,7 @@ import pytest
 from tests.authority.conftest import SetClock
 from tests.authority.test_grants import BrokenValues
 from tests.limits import time_limit
+from tests.support import begin
 
 from operations import (
     CallError,
@@ -61,7 +62,9 @@ class Office:
     """A registry with one operation that needs approval, and the people around it."""
 
     def __init__(self, store: Any = None, ledger: Any = None, **rule: Any) -> None:
-        self.registry = OperationRegistry(authority=Authority(store, ledger=ledger))
+        self.registry = OperationRegistry(authority=Authority(store))
+        if ledger is not None:
+            self.registry.record(ledger)
         self.ran: list[Any] = []
 
         @self.registry.operation("task.delete", scopes=["task"])
@@ -563,7 +566,8 @@ async def test_the_ledger_records_calls_without_their_arguments(tmp_path: Path) 
 
 async def test_the_ledger_records_the_outcome_that_the_caller_gets(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl", KEY)
-    registry = OperationRegistry(authority=Authority(ledger=ledger))
+    registry = OperationRegistry()
+    registry.record(ledger)
 
     @registry.operation("far.fail", errors=[ErrorDefinition("GONE", "It is gone.")])
     async def fail(how: str, context: OperationContext) -> Any:
@@ -588,7 +592,7 @@ async def test_the_ledger_records_the_outcome_that_the_caller_gets(tmp_path: Pat
 async def written(path: Path, count: int = 4, **options: Any) -> Path:
     ledger = Ledger(path, KEY, **options)
     for number in range(count):
-        ledger.begin("a.b", {"n": number}, OperationContext(), None)
+        begin(ledger, "a.b", {"n": number})
     ledger.close()
     return path
 
@@ -625,7 +629,7 @@ def test_threads_share_one_ledger(tmp_path: Path) -> None:
 
     def record() -> None:
         for number in range(300):
-            ledger.begin("a.b", {"n": number}, OperationContext(), None)
+            begin(ledger, "a.b", {"n": number})
 
     with ThreadPoolExecutor(4) as threads:
         for _ in range(4):
@@ -659,10 +663,10 @@ async def test_rotation_and_restarts_continue_with_the_chain(tmp_path: Path) -> 
     path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
     await written(path, 2, head=head)
     ledger = Ledger(path, KEY, head=head)
-    ledger.begin("a.b", {}, OperationContext(), None)
+    begin(ledger, "a.b", {})
     path.rename(tmp_path / "old")
-    ledger.begin("a.b", {}, OperationContext(), None)
-    ledger.begin("a.b", {}, OperationContext(), None)
+    begin(ledger, "a.b", {})
+    begin(ledger, "a.b", {})
     with pytest.raises(LedgerError, match="another process"):
         Ledger(path, KEY).open()
     ledger.close()
@@ -681,7 +685,7 @@ def test_a_process_continues_the_lines_that_another_has_written(
     one, other = (Ledger(path, KEY, head=head) for _ in range(2))
 
     def write(ledger: Ledger) -> None:
-        ledger.begin("task.delete", {}, OperationContext(), None)
+        begin(ledger, "task.delete", {})
 
     write(one)
     path.rename(tmp_path / "l.1")
@@ -705,7 +709,7 @@ def test_a_forked_process_does_not_write_to_the_ledger_of_its_parent(tmp_path: P
 
     def write() -> bool:
         try:
-            ledger.begin("task.delete", {}, OperationContext(), None)
+            begin(ledger, "task.delete", {})
         except CallError:
             return False
         return True
@@ -734,7 +738,7 @@ def test_a_ledger_that_failed_once_is_writable_without_a_call(tmp_path: Path) ->
     path = tmp_path / "late" / "ledger.jsonl"
     ledger = Ledger(path, KEY)
     assert ledger.check()
-    ledger.begin("a.b", {}, OperationContext(), None)
+    begin(ledger, "a.b", {})
     assert [ledger.check() for _ in range(3)] == [False] * 3
     path.parent.mkdir()
     assert [ledger.check() for _ in range(3)] == [True] * 3

@@ -20,6 +20,7 @@ from tests.authority.conftest import SetClock
 from tests.authority.test_approvals import ALICE, BOSS, DENIED, KEY, REQUIRED, Office, agent
 from tests.authority.test_entry_points import World, _rpc, build, served
 from tests.limits import time_limit
+from tests.support import begin
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.authority import (
@@ -1105,7 +1106,7 @@ def recorded(path: Path, count: int, **options: Any) -> None:
     ledger = Ledger(path, KEY, **options)
     ledger.open()
     for number in range(count):
-        ledger.begin("a.b", {"n": number}, OperationContext(identity=ALICE), None)
+        begin(ledger, "a.b", {"n": number}, OperationContext(identity=ALICE))
     ledger.close()
 
 
@@ -1138,7 +1139,7 @@ def test_a_deleted_ledger_or_an_old_copy_is_detected(tmp_path: Path) -> None:
 def test_a_long_line_of_the_ledger_does_not_stop_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, KEY)
-    ledger.begin("a.b", {}, OperationContext(identity=Identity("x" * 100_000)), None)
+    begin(ledger, "a.b", {}, OperationContext(identity=Identity("x" * 100_000)))
     ledger.close()
     recorded(path, 1)
 
@@ -1174,7 +1175,7 @@ def test_names_cannot_forge_lines_of_the_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, KEY)
     evil = Identity('eve"}\n{"n":2,"event":"begun","operation":"admin.drop"}\u2028')
-    ledger.begin("a.b", {}, OperationContext(identity=evil, request_id="\n\x00"), None)
+    begin(ledger, "a.b", {}, OperationContext(identity=evil, request_id="\n\x00"))
     ledger.close()
 
     (line,) = path.read_bytes().splitlines()

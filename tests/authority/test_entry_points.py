@@ -30,6 +30,7 @@ from tests.limits import time_limit
 from tests.mcp_serving.support import ERAS, MODERN_META, error_of, modern_headers
 from tests.servers import Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
+from tests.support import begin
 
 from operations import (
     AccessControl,
@@ -486,14 +487,14 @@ scopes = ["task"]
 key = {{ env = "GRANTS_KEY" }}
 [state]
 url = "sqlite:authority.db"
-[ledger]
+[record.ledger]
 file = "ledger.jsonl"
 key = {{ env = "GRANTS_KEY" }}
 head = "head"
 strict = true
 [tools."task.delete"]
 approve = {{ seconds = 60 }}
-[trace]
+[record.trace]
 enabled = false
 """
 
@@ -552,7 +553,7 @@ def test_a_grant_with_a_pattern_that_matches_nothing_or_without_an_end_is_create
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = tmp_path / "operations.toml"
-    config.write_text(config.read_text().replace("[trace]\nenabled = false\n", ""))
+    config.write_text(config.read_text().replace("[record.trace]\nenabled = false\n", ""))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     grant = ["grant", "create", "alice", "--holder", "bot"]
     # No source is opened, so before the first listing nothing is known.
@@ -631,13 +632,13 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
 
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "operations.toml").write_text(
-        "[ledger]\nkey = { env = 'GRANTS_KEY' }\nfile = 'l.{pid}.jsonl'\nhead = 'l.{pid}.head'\n"
+        "[record.ledger]\nkey = { env = 'GRANTS_KEY' }\nfile = 'l.{pid}.jsonl'\nhead = 'l.{pid}.head'\n"
     )
     assert verify_own_files()[0] == 0, "no process has written yet"
     for name in ("l.1", "l.2"):
         places = (tmp_path / "many" / f"{name}.{end}" for end in ("jsonl", "head"))
         written = Ledger(next(places), "k" * 32, head=next(places))
-        written.begin("task.add", {}, OperationContext(), None)
+        begin(written, "task.add", {})
         written.close()
     assert verify_own_files()[0] == 0
     with (tmp_path / "many" / "l.1.jsonl").open("ab") as file:
@@ -874,7 +875,7 @@ def test_a_ledger_that_began_on_a_full_disk_can_be_used_afterwards(tmp_path: Pat
     assert verify([path], "k" * 32, head).problem is None
 
     ledger = Ledger(path, "k" * 32, head=head)
-    ledger.begin("a.b", {}, OperationContext(), None)
+    begin(ledger, "a.b", {})
     ledger.close()
     found = verify([path], "k" * 32, head)
     assert (found.lines, found.problem) == (1, None)
@@ -898,7 +899,7 @@ def test_a_ledger_that_began_on_a_full_disk_can_be_used_afterwards(tmp_path: Pat
         ),
         ('[tools."a.b"]\napprove = true\n[serve]\nprocesses = 2', "store that processes share"),
         (
-            '[ledger]\nfile = "a"\nkey = { env = "K" }\n[serve]\nprocesses = 2',
+            '[record.ledger]\nfile = "a"\nkey = { env = "K" }\n[serve]\nprocesses = 2',
             "each process needs a file",
         ),
         ('[state]\nbroker = "main"', "not a broker of this file"),
@@ -1051,7 +1052,7 @@ async def test_a_key_of_workers_does_not_open_the_hub() -> None:
 
 async def test_undeclared_calls_are_found_in_a_journal() -> None:
     registry, graph = build_reach(calls=["price.*"]), CallGraph()
-    registry.observe(graph)
+    registry.record(graph)
 
     await outcome_of(registry, "agent.run", tool="price.of")
     await outcome_of(registry, "agent.run", tool="admin.drop")

@@ -102,7 +102,7 @@ def test_a_token_of_another_service_belongs_to_one_issuer() -> None:
 
 async def test_the_issuer_is_recorded_and_travels_to_workers() -> None:
     registry, graph, target = OperationRegistry(), CallGraph(), MemoryTarget()
-    registry.observe(graph)
+    registry.record(graph)
 
     @registry.operation("task.who")
     async def who(context: OperationContext) -> Any:

@@ -168,7 +168,7 @@ async def test_trust_is_inherited_and_env_lists_the_reach() -> None:
 
 async def test_events_record_the_authority() -> None:
     registry, graph = build(calls=["price.*"]), CallGraph()
-    registry.observe(graph)
+    registry.record(graph)
 
     await outcome(registry, "agent.run", tool="price.of")
     await outcome(registry, "agent.run", tool="admin.drop")

@@ -53,7 +53,7 @@ def build() -> OperationRegistry:
 async def test_every_call_is_recorded_under_the_call_it_was_part_of() -> None:
     registry = build()
     graph = CallGraph()
-    registry.observe(graph)
+    registry.record(graph)
 
     await registry.execute("root.run", {})
 
@@ -70,7 +70,7 @@ async def test_every_call_is_recorded_under_the_call_it_was_part_of() -> None:
 async def test_the_tree_shows_names_outcomes_and_times() -> None:
     registry = build()
     graph = CallGraph()
-    registry.observe(graph)
+    registry.record(graph)
 
     await registry.execute("root.run", {})
 
@@ -86,10 +86,10 @@ async def test_the_lines_of_two_processes_form_one_graph(tmp_path: Path) -> None
     target = MemoryTarget()
     worker = build()
     with CallGraph(tmp_path / "worker") as there, CallGraph(tmp_path / "caller") as here:
-        worker.observe(there)
+        worker.record(there)
         async with serve_calls(worker, target), PendingRequestMap(target) as calls:
             caller = OperationRegistry(remote=calls)
-            caller.observe(here)
+            caller.record(here)
 
             @caller.operation("top.go", type="query")
             async def go(context: OperationContext) -> Any:
@@ -106,7 +106,7 @@ async def test_the_lines_of_two_processes_form_one_graph(tmp_path: Path) -> None
 async def test_a_truncated_record_loses_only_its_call(tmp_path: Path) -> None:
     path, registry = tmp_path / "calls", build()
     with CallGraph(path) as graph:
-        registry.observe(graph)
+        registry.record(graph)
         await registry.execute("leaf.ok", {})
         size = path.stat().st_size
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -124,8 +124,8 @@ async def test_a_truncated_record_loses_only_its_call(tmp_path: Path) -> None:
 async def test_a_file_that_is_full_becomes_the_old_file(tmp_path: Path) -> None:
     path, registry = tmp_path / "calls", build()
     with CallGraph(path, max_bytes=1000) as graph, CallGraph(path, max_bytes=1000) as other:
-        registry.observe(graph)
-        registry.observe(other)
+        registry.record(graph)
+        registry.record(other)
         for _ in range(40):
             await registry.execute("leaf.ok", {})
 
@@ -142,7 +142,7 @@ async def test_recording_continues_in_a_new_file_after_log_rotation(
     path, aside = tmp_path / "calls.jsonl", tmp_path / "calls.1"
     registry = build()
     with CallGraph(path) as graph:
-        registry.observe(graph)
+        registry.record(graph)
         await registry.execute("leaf.ok", {})
         path.replace(aside) if is_moved else path.unlink()
         await registry.execute("leaf.ok", {})
@@ -155,7 +155,7 @@ async def test_recording_continues_in_a_new_file_after_log_rotation(
 async def test_the_number_of_recorded_calls_is_bounded() -> None:
     registry = build()
     graph = CallGraph(limit=2)
-    registry.observe(graph)
+    registry.record(graph)
 
     for _ in range(5):
         await registry.execute("leaf.ok", {})

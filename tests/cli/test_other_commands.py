@@ -197,7 +197,7 @@ def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> 
 
 def test_no_trace_is_stored_if_the_config_disables_it(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as config:
-        config.write("[trace]\nenabled = false\n")
+        config.write("[record.trace]\nenabled = false\n")
 
     run("call", "work.add", "a=1")
 
@@ -237,13 +237,13 @@ def test_doctor_finds_missing_parts(
     assert "CANARY" not in ran.out + ran.err
 
     with (folder / "operations.toml").open("a") as config:
-        config.write("[ledger]\nfile = 'ledger.jsonl'\nkey = { env = 'LEDGER_KEY' }\n")
+        config.write("[record.ledger]\nfile = 'ledger.jsonl'\nkey = { env = 'LEDGER_KEY' }\n")
     states = {each["what"]: each["state"] for each in run("doctor", "--json").json["findings"]}
-    assert states["ledger.key"] == states["broker main"] == "failed"
+    assert states["record.ledger.key"] == states["broker main"] == "failed"
 
 
 def test_doctor_reports_a_trace_that_cannot_be_read(run: Run, folder: Path) -> None:
-    (folder / "operations.toml").write_text("[trace]\nfile = '.'\n")
+    (folder / "operations.toml").write_text("[record.trace]\nfile = '.'\n")
 
     assert "the recorded calls cannot be read" in run("doctor").out
 

@@ -63,7 +63,7 @@ def test_a_trace_that_cannot_be_written_is_reported_as_the_log_requires(
     folder: Path, environment: dict[str, str], arguments: list[str], log: str, start: str | None
 ) -> None:
     with (folder / "operations.toml").open("a") as config:
-        config.write("[trace]\nfile = 'operations.toml/trace.jsonl'\n")
+        config.write("[record.trace]\nfile = 'operations.toml/trace.jsonl'\n")
         config.write(f"[brokers.away]\nurl = 'redis://127.0.0.1:1'\n[log]\n{log}")
 
     ran = subprocess.run(

@@ -18,7 +18,7 @@ from operations import (
     operation,
 )
 from operations.agents import Toolbox
-from operations.authority import Authority, Ledger
+from operations.authority import Ledger
 from operations.authority.grants import Grants
 from operations.code import Code
 from operations.contract.events import CallFinished, CallStarted
@@ -99,9 +99,8 @@ def registry_of(folder: Path) -> OperationRegistry:
         replace(each, approve=rule) if each.spec.id == "shop.transfer" else each for each in marked
     ]
     folder.mkdir()
-    registry = OperationRegistry(
-        ready, authority=Authority(ledger=Ledger(folder / "ledger.jsonl", KEY))
-    )
+    registry = OperationRegistry(ready)
+    registry.record(Ledger(folder / "ledger.jsonl", KEY))
     configure_tools(registry, {"shop.items": ToolConfig(rate=5)})
     return registry
 

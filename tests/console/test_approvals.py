@@ -61,7 +61,7 @@ key = {{ env = "GRANTS_KEY" }}
 approve = true
 [tools."note.send"]
 approve = true
-[trace]
+[record.trace]
 enabled = false
 """
     )

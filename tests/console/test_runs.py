@@ -89,7 +89,7 @@ def eyes(browser: Browser, tmp_path: Path) -> Iterator[Eyes]:
     (tmp_path / "operations.toml").write_text(
         f'modules = ["work.py"]\n{keys}'
         '[tools."order.ship"]\napprove = true\n'
-        '[runs]\nurl = "sqlite:runs.db"\nkeep_steps = true\n[trace]\nenabled = false\n'
+        '[runs]\nurl = "sqlite:runs.db"\nkeep_steps = true\n[record.trace]\nenabled = false\n'
     )
     with served(tmp_path / "operations.toml", works=True) as address:
         witness = Witness(address)

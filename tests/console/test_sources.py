@@ -94,7 +94,7 @@ sha256 = "{hash_key(OPERATOR)}"
 scopes = ["hub:operate"]
 [access.keys.reader]
 sha256 = "{hash_key(READER)}"
-[trace]
+[record.trace]
 enabled = false
 [limits]
 streams_per_caller = 1

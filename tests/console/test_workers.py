@@ -23,7 +23,7 @@ workers = true
 [access.keys.op]
 sha256 = "KEY"
 scopes = ["hub:operate"]
-[trace]
+[record.trace]
 enabled = false
 """
 MODULE = """

@@ -63,7 +63,7 @@ def written(folder: Path, text: str) -> Path:
         # A document that is written again is read again.
         document.write_text(json.dumps(SHOP))
     path = folder / "operations.toml"
-    path.write_text(f"{text}\n[trace]\nenabled = false\n")
+    path.write_text(f"{text}\n[record.trace]\nenabled = false\n")
     return path
 
 

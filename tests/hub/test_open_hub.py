@@ -28,7 +28,9 @@ async def greet(name: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "hello.py").write_text(MODULE)
-    (tmp_path / "operations.toml").write_text('modules = ["hello.py"]\n[trace]\nenabled = false\n')
+    (tmp_path / "operations.toml").write_text(
+        'modules = ["hello.py"]\n[record.trace]\nenabled = false\n'
+    )
     return tmp_path
 
 
@@ -86,12 +88,12 @@ async def test_a_trace_that_cannot_be_written_is_reported(
 ) -> None:
     (folder / "state").write_text("not a folder")
     config = folder / "operations.toml"
-    config.write_text('modules = ["hello.py"]\n[trace]\nfile = "state/trace.jsonl"\n')
+    config.write_text('modules = ["hello.py"]\n[record.trace]\nfile = "state/trace.jsonl"\n')
 
     async with open_hub(config) as hub:
         assert (await hub.registry.execute("hello.greet", {"name": "Ann"})).data == "Hello, Ann!"
 
-    assert f"{folder}/state cannot be written: File exists; set trace.file" in caplog.text
+    assert f"{folder}/state cannot be written: File exists; set record.trace.file" in caplog.text
 
 
 @pytest.mark.parametrize("table", ["audit", "trace"])
@@ -99,7 +101,7 @@ async def test_a_file_whose_name_contains_nul_is_reported_with_its_key(
     folder: Path, table: str
 ) -> None:
     config = folder / "operations.toml"
-    config.write_text(f'modules = ["hello.py"]\n[{table}]\nfile = "a\\u0000b"\n')
+    config.write_text(f'modules = ["hello.py"]\n[record.{table}]\nfile = "a\\u0000b"\n')
 
     with pytest.raises(ConfigError, match=rf"{table}\.file .*(null|NUL)"):
         async with open_hub(config):

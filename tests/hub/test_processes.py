@@ -44,7 +44,7 @@ async def end() -> None:
 """
 CONFIG = """
 modules = ["ops.py"]
-[trace]
+[record.trace]
 enabled = false
 [serve]
 port = 0

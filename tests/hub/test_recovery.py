@@ -75,7 +75,7 @@ async def tools(
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "operations.toml"
-    path.write_text(f"{text}\n[trace]\nenabled = false\n")
+    path.write_text(f"{text}\n[record.trace]\nenabled = false\n")
     return path
 
 

@@ -42,7 +42,7 @@ def write(folder: Path, text: str, **modules: str) -> Path:
     for name, code in modules.items():
         (folder / f"{name}.py").write_text(code)
     path = folder / "operations.toml"
-    path.write_text(f'modules = ["hello.py"]\n{text}\n[trace]\nenabled = false\n')
+    path.write_text(f'modules = ["hello.py"]\n{text}\n[record.trace]\nenabled = false\n')
     return path
 
 
@@ -50,7 +50,7 @@ def write(folder: Path, text: str, **modules: str) -> Path:
 async def test_audit_records_are_appended_to_a_private_file_also_after_rotation(
     tmp_path: Path, enabled: str
 ) -> None:
-    path = write(tmp_path, f'[audit]\n{enabled}\nfile = "audit.jsonl"\n')
+    path = write(tmp_path, f'[record.audit]\n{enabled}\nfile = "audit.jsonl"\n')
     file = tmp_path / "audit.jsonl"
 
     async with open_hub(path) as hub:
@@ -71,7 +71,7 @@ async def test_audit_records_are_appended_to_a_private_file_also_after_rotation(
 async def test_calls_continue_if_the_disk_is_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path, '[audit]\nfile = "/dev/full"\n')
+    path = write(tmp_path, '[record.audit]\nfile = "/dev/full"\n')
     path.write_text(path.read_text().replace("enabled = false", 'file = "/dev/full"'))
     async with open_hub(path) as hub:
         for _ in range(3):
@@ -84,7 +84,7 @@ async def test_calls_continue_if_the_disk_is_full(
     ]
     assert capsys.readouterr().err == ""
     with pytest.raises(ConfigError, match=r"audit\.file cannot be used: .* No such file"):
-        await open_hub(write(tmp_path, '[audit]\nfile = "gone/audit.jsonl"\n')).__aenter__()
+        await open_hub(write(tmp_path, '[record.audit]\nfile = "gone/audit.jsonl"\n')).__aenter__()
 
 
 async def test_spans_and_metrics_reach_a_collector(

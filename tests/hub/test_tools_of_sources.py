@@ -75,7 +75,7 @@ async def hub_of(folder: Path, config: str, calls: list[str]) -> AsyncGenerator[
 
 CONFIG = """
 output = "off"
-[trace]
+[record.trace]
 enabled = false
 [openapi.api]
 document = "shop.json"

@@ -105,7 +105,7 @@ async def world(folder: Path, openapi: str, mcp: str = "", **options: Any) -> As
                 'client_secret = { env = "HUB_SECRET" }\n'
             )
             text = f"""
-[trace]
+[record.trace]
 enabled = false
 [access]
 anonymous = true

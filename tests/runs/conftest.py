@@ -37,9 +37,11 @@ async def registries(url: str) -> AsyncGenerator[OpenRegistry]:
     async with AsyncExitStack() as stack:
 
         def create(*operations: Any, **options: Any) -> OperationRegistry:
-            authority = options.pop("authority", None)
+            sink = options.pop("sink", None)
             runs = Runs(options.pop("url", url), **{"lease": 1.0, "grace": 0.0, **options})
-            registry = OperationRegistry(operations, runs=runs, authority=authority)
+            registry = OperationRegistry(operations, runs=runs)
+            if sink is not None:
+                registry.record(sink)
             stack.push_async_callback(registry.aclose)
             return registry
 

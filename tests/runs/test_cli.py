@@ -33,7 +33,7 @@ async def fail() -> None:
 
 FILE = """
 modules = ["job_operations.py"]
-[trace]
+[record.trace]
 enabled = false
 [access.keys.ada]
 key = { env = "ADA" }
@@ -135,7 +135,7 @@ def test_the_exit_code_is_that_of_the_call(operations: CommandLine, folder: Path
 
 
 LEDGER = """
-[ledger]
+[record.ledger]
 file = "ledger-{pid}"
 key = { env = "LEDGER" }
 """

@@ -14,7 +14,7 @@ from tests.runs.test_runs import ADA, MANAGER, Effects, crash, durable, ended
 from tests.server.asgi import Client
 
 from operations import CallError, OperationContext, OperationRegistry
-from operations.authority import Authority, Ledger
+from operations.authority import Ledger
 from operations.contract.events import RunEnded, RunResumed, RunStarted
 from operations.runs import Run
 from operations.server import create_app
@@ -61,12 +61,11 @@ async def test_the_ledger_tells_how_a_run_came_to_its_end(
         return int(first + await context.call(effects.slow, 2))
 
     operations = durable(order), effects.charge, effects.slow
-    authority = Authority(ledger=book.ledger)
-    first = registries(*operations, authority=authority)
+    first = registries(*operations, sink=book.ledger)
     run = await first.start("shop.order", {}, ADA)
     await effects.begun.wait()
     await crash(first)
-    second = registries(*operations, authority=authority)
+    second = registries(*operations, sink=book.ledger)
     await second.run_store.open()  # type: ignore[union-attr]
     run = await second.run(run.id, MANAGER)
     assert (await ended(run)).status == "unknown"
@@ -103,7 +102,7 @@ async def test_the_ledger_tells_who_has_answered_cancelled_and_retried(
         await context.wait_for("paid")
         return await context.elicit("Sure?", {"type": "object"})
 
-    registry = registries(durable(order), authority=Authority(ledger=book.ledger))
+    registry = registries(durable(order), sink=book.ledger)
     run = await registry.start("shop.order", {}, ADA)
     await run.signal("paid")
     async for state in run.watch():
@@ -132,7 +131,7 @@ async def test_a_strict_ledger_rejects_what_it_cannot_record(
     registries: OpenRegistry, effects: Effects, tmp_path: Path
 ) -> None:
     book = Book(tmp_path / "missing" / "ledger", strict=True)
-    registry = registries(effects.charge, authority=Authority(ledger=book.ledger))
+    registry = registries(effects.charge, sink=book.ledger)
 
     with pytest.raises(CallError) as caught:
         await registry.start("shop.charge", {"amount": 1}, ADA)

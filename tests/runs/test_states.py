@@ -15,9 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.runs.test_runs import ADA, crash
 
 from operations import CallError, OperationContext, OperationRegistry, operation
-from operations.authority import Authority, Ledger
+from operations.authority import Ledger
 from operations.runs import Run, Runs, RunState
-from operations.store import Store
 
 KINDS = ("done", "fail", "ask", "slow")
 FORM = {"type": "object", "properties": {}}
@@ -70,8 +69,9 @@ class RunsInAnyOrder(RuleBasedStateMachine):
             return await context.elicit("Go on?", FORM) if kind == "ask" else 1
 
         runs = Runs(f"sqlite:{self.path / 'runs.db'}", grace=0.0)
-        authority = Authority(Store(), ledger=self.ledger)
-        return OperationRegistry([charge, slow, order], runs=runs, authority=authority)
+        registry = OperationRegistry([charge, slow, order], runs=runs)
+        registry.record(self.ledger)
+        return registry
 
     async def settled(self, run_id: str) -> Run:
         """Return a run once it has ended, or waits for the test."""

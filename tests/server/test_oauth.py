@@ -353,7 +353,7 @@ scopes_supported = {scopes}
 issuer = "{issuer}"
 audience = "http://127.0.0.1:{port}"
 jwks_url = "{issuer}/jwks"
-[trace]
+[record.trace]
 enabled = false
 """
 

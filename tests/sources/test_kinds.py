@@ -159,3 +159,40 @@ def test_a_table_without_a_kind_is_an_unknown_key(tmp_path: Path) -> None:
 
 def test_our_own_kinds_are_found_by_their_tables() -> None:
     assert [each.table for each in kinds()] == [*BUILT_IN]
+
+
+RECORD = """
+import asyncio, json
+from operations import CallError
+from operations.hub import open_hub
+from operations.hub.operations import readiness
+
+async def main():
+    async with open_hub("operations.toml") as hub:
+        await hub.registry.execute("stock.find", {"item": "tea"})
+        (hub.file.folder / "kept").rename(hub.file.folder / "gone")
+        try:
+            await hub.registry.execute("stock.find", {"item": "tea"})
+        except CallError as error:
+            print(json.dumps([error.code, await readiness(hub)]))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.requirement("R46")
+def test_a_package_adds_a_sink_that_rejects_what_it_cannot_record(folder: Path) -> None:
+    config = folder / "operations.toml"
+    (folder / "kept").mkdir()
+    config.write_text(config.read_text() + '[record.count]\nfile = "kept/calls"\n')
+    done = run(folder, sys.executable, "-c", RECORD)
+    config.write_text("[record.cuont]\nfile = 1\n[record.count]\nfiel = 1\n")
+    unknown = run(folder, sys.executable, "-m", "operations", "doctor")
+
+    assert done.returncode == 0, done.stderr
+    code, ready = json.loads(done.stdout)
+    assert (code, ready["disconnected"]) == ("UNAVAILABLE", ["count"])
+    lines = (folder / "gone" / "calls").read_text().splitlines()
+    assert lines == ["begin stock.find 64", "end stock.find None"]
+    assert 'record.cuont is not a known key. Did you mean "count"?' in unknown.stdout
+    assert 'record.count.fiel is not a known key. Did you mean "file"?' in unknown.stdout

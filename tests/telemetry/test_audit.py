@@ -16,7 +16,7 @@ from operations.telemetry import Audit, AuditFile, AuditRecord
 @pytest.mark.requirement("R46")
 async def test_every_call_leaves_one_record_without_arguments(registry: OperationRegistry) -> None:
     records: list[AuditRecord] = []
-    registry.observe(Audit(records.append))
+    registry.record(Audit(records.append))
 
     @registry.operation("test.inner")
     async def inner(secret: str) -> str:
@@ -51,7 +51,7 @@ async def test_a_record_names_the_agent_that_acts_for_the_caller(
     registry: OperationRegistry,
 ) -> None:
     records: list[AuditRecord] = []
-    registry.observe(Audit(records.append))
+    registry.record(Audit(records.append))
 
     @registry.operation("test.run")
     async def run() -> None:
@@ -71,7 +71,7 @@ async def test_a_record_names_the_agent_that_acts_for_the_caller(
 async def test_records_are_lines_of_json_on_a_logger(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry.observe(Audit())
+    registry.record(Audit())
 
     @registry.operation("test.run")
     async def run() -> None:
@@ -88,7 +88,7 @@ async def test_records_are_lines_of_json_on_a_logger(
 
 async def test_an_abandoned_handler_is_recorded(registry: OperationRegistry) -> None:
     records: list[AuditRecord] = []
-    registry.observe(Audit(records.append))
+    registry.record(Audit(records.append))
     stop = asyncio.Event()
 
     @registry.operation("test.block")
@@ -112,7 +112,7 @@ async def test_records_can_be_written_to_a_pipe(
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     file = AuditFile(pipe)
-    registry.observe(Audit(file))
+    registry.record(Audit(file))
     with pytest.raises(CallError):
         await registry.execute("test.nope", {})
     file.close()
@@ -127,7 +127,7 @@ async def test_a_call_that_ends_after_closing_leaves_a_record(
     registry: OperationRegistry, tmp_path: Path
 ) -> None:
     file = AuditFile(tmp_path / "audit")
-    registry.observe(Audit(file))
+    registry.record(Audit(file))
     file.close()
     for _ in range(2):
         with pytest.raises(CallError):

@@ -22,7 +22,6 @@ import msgspec
 from msgspec import Meta
 
 from operations.authority.grants import enforce_valid
-from operations.authority.ledger import Ledger
 from operations.authority.queue import (
     KEPT,
     MAX_PAGE,
@@ -390,17 +389,15 @@ def _is_own(record: Approval, context: OperationContext) -> bool:
 
 
 class Authority:
-    """The store and the ledger that the calls of a registry share.
+    """The store that the calls of a registry share.
 
     Args:
         store: Stores budgets and approvals; by default in the memory of this process.
-        ledger: Records every call.
     """
 
-    def __init__(self, store: Store | None = None, *, ledger: Ledger | None = None) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self.store = store or Store()
         self.approvals = Approvals(self.store)
-        self.ledger = ledger
         self._cleaned_at = -inf
 
     async def admit(
@@ -410,8 +407,8 @@ class Authority:
         value: Any,
         context: OperationContext,
         checked: CheckedInput | None = None,
-    ) -> Any:
-        """Admit a call whose access and input were checked: check approval, then budget, then write to the ledger.
+    ) -> tuple[Any, str | None]:
+        """Admit a call whose access and input were checked: check approval, then budget.
 
         Args:
             operation: The operation.
@@ -421,7 +418,8 @@ class Authority:
             checked: What the handler receives; None if that is the input.
 
         Returns:
-            The input; after an approval, exactly the approved input, even if `value` was modified.
+            The input; after an approval, exactly the approved input, even if `value` was modified. And the id of the
+            approval that was used, or None.
 
         Raises:
             CallError: If the call is not admitted.
@@ -454,9 +452,7 @@ class Authority:
             # A grant that a hub minted for one call does not contain the end of the caller's own grant.
             until = grant.blocks[0].until if grant.origin is None else None
             await self.store.change(f"budget.{root}", lambda held: _spent(held, rules, until))
-        if self.ledger is not None:
-            self.ledger.begin(operation_id, value, context, used)
-        return value
+        return value, used
 
     async def _remove_expired(self) -> None:
         """Remove the approvals, and the counters of grants, that expired some time ago; every few minutes."""

@@ -13,22 +13,29 @@ import hmac
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from operations.base.clock import clock
-from operations.base.errors import CallError, ErrorCode, OperationsError
-from operations.base.json.values import canonical
+from operations.base.errors import OperationsError
 from operations.base.logs import LogThrottle
 from operations.base.types import JSONObject
-from operations.contract.context import OperationContext
+from operations.contract.events import (
+    CallAdmitted,
+    CallFinished,
+    CallRejected,
+    CallStarted,
+    HandlerEnded,
+    RunChanged,
+)
 from operations.contract.grant import secret_key
+from operations.contract.options import Secret
 
 if sys.platform != "win32":
     import fcntl
@@ -51,7 +58,7 @@ class LedgerError(OperationsError):
 
 
 class Ledger:
-    """Writes a ledger.
+    """Writes a ledger: `registry.record(Ledger(path, key))`.
 
     Args:
         path: The file; its folder must exist. Only its owner can read it. It is opened with the first line.
@@ -64,6 +71,8 @@ class Ledger:
     Raises:
         ValueError: If the key is too short.
     """
+
+    wants = frozenset({"admitted", "rejected", "ended", "run.changed"})
 
     def __init__(
         self,
@@ -79,7 +88,7 @@ class Ledger:
         self._name = name or self._path.name
         self._key = secret_key(key, "a ledger")
         self._head = None if head is None else Path(head)
-        self._strict, self._sync = strict, sync
+        self.strict, self._sync = strict, sync
         self._file, self._inode, self._process = -1, 0, 0
         self._end = _START
         self._unwritten = 0
@@ -131,41 +140,41 @@ class Ledger:
                     self._unwritten = max(0, self._unwritten - 1)
             return self._unwritten == 0
 
-    def begin(
-        self, operation_id: str, value: Any, context: OperationContext, approval: str | None
-    ) -> None:
-        """Record that a call begins.
+    def begin(self, call: CallStarted | CallAdmitted, digest: Callable[[], str] | None) -> None:
+        """Record that the handler of a call begins.
 
         Raises:
-            CallError: `UNAVAILABLE` if the line cannot be written and the ledger is strict.
+            LedgerError: If the line cannot be written and the ledger is strict.
         """
-        try:
-            text = canonical(value)
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            text = b"not JSON"
-        digest = hmac.digest(self._key, b"input" + text, "sha256").hex()[:32]
-        line = {"event": "begun", "operation": operation_id, "input": digest, "approval": approval}
-        self._record(line, context)
+        if isinstance(call, CallStarted) or digest is None:
+            return
+        # Keyed, because an unkeyed digest of a short input reveals it.
+        text = hmac.digest(self._key, b"input" + digest().encode(), "sha256").hex()[:32]
+        line = {"event": "begun", "operation": call.operation_id, "input": text}
+        self._record({**line, "approval": call.approval, **_facts(call)})
 
-    def end(
-        self, operation_id: str, context: OperationContext, outcome: str, *, rejected: bool = False
-    ) -> None:
+    def end(self, call: CallFinished | HandlerEnded | CallRejected) -> None:
         """Record how a call ended, or that it was rejected before it began. Failures are logged."""
-        event = "rejected" if rejected else "ended"
-        with suppress(CallError):
-            self._record({"event": event, "operation": operation_id, "outcome": outcome}, context)
+        if isinstance(call, CallFinished):
+            return
+        event = "rejected" if isinstance(call, CallRejected) else "ended"
+        outcome = "ok" if call.code is None else call.code
+        line = {"event": event, "operation": call.operation_id, "outcome": outcome}
+        with suppress(LedgerError):
+            self._record({**line, **_facts(call)})
 
-    def note(self, event: str, line: JSONObject, context: OperationContext | None = None) -> None:
-        """Record something else than a call, such as the end of a run. Values that are None are left out.
+    def note(self, event: object) -> None:
+        """Record a change of a run.
 
         Raises:
-            CallError: `UNAVAILABLE` if the line cannot be written and the ledger is strict.
+            LedgerError: If the line cannot be written and the ledger is strict.
         """
-        self._record({"event": event, **line}, context)
+        if isinstance(event, RunChanged):
+            facts = {} if event.call is None else _facts(event.call)
+            line = {"event": event.change, "operation": event.operation_id, "run": event.run}
+            self._record({**line, **event.facts, **facts})
 
-    def _record(self, line: JSONObject, context: OperationContext | None) -> None:
-        if context is not None:
-            line |= _facts(context)
+    def _record(self, line: JSONObject) -> None:
         try:
             with self._writing:
                 self._unwritten += 1
@@ -174,9 +183,8 @@ class Ledger:
         except (OSError, LedgerError) as error:
             message = "a line of the ledger %s cannot be written: %s"
             logger.log(self._failures.level(), message, self._path, error)
-            if self._strict:
-                message = "This call cannot be recorded, so it is rejected"
-                raise CallError(ErrorCode.UNAVAILABLE, message) from error
+            if self.strict:
+                raise LedgerError(f"cannot write the ledger {self._path}: {error}") from error
 
     def _write(self, line: JSONObject) -> None:
         inode = 0
@@ -250,19 +258,20 @@ class Ledger:
             self._file = -1
 
 
-def _facts(context: OperationContext) -> JSONObject:
+def _facts(call: CallAdmitted | CallRejected | HandlerEnded) -> JSONObject:
     """Return what a line tells of a caller."""
-    identity, scope = context.identity, context.scope
-    facts: JSONObject = {"request": context.request_id, "authority": context.authority_id}
-    if identity is not None:
-        acting = identity.acting or None
-        facts = {"identity": identity.id, "issuer": identity.issuer, "acting": acting} | facts
-    if context.claim is not None:
+    facts: JSONObject = {
+        "identity": call.identity_id,
+        "issuer": call.issuer,
+        "acting": call.acting or None,
+        "request": call.request_id,
+        "authority": call.authority,
+    }
+    if call.script is not None:
         # The calls of a script, as a tree.
-        facts |= {"parent": context.parent_request_id, "script": context.claim.get("script")}
-    if scope is not None:
-        facts |= {"run": scope.run_id, "step": scope.step_name}
-    return facts
+        facts |= {"parent": call.parent_request_id, "script": call.script}
+    # The line about a run has its id already.
+    return facts if call.run is None else {**facts, "run": call.run, "step": call.step}
 
 
 def _signed(key: bytes, body: bytes) -> tuple[bytes, str]:
@@ -313,6 +322,89 @@ def _read_head(path: Path) -> _End | None:
     if not number.isdecimal():
         raise ValueError(f"the head {path} is damaged")
     return int(number), mac
+
+
+# ------------------------------------------------------------ the kind of sink
+
+_PROCESS = "{pid}"
+"""Replaced by the process id in the file names of a ledger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A tamper-evident record of calls: `operations ledger verify` checks it.
+
+    Attributes:
+        file: The record, relative to this file. Each process needs its own file: `{pid}` is replaced by the process id.
+        key: At least 32 random bytes, which sign the lines.
+        head: A file in another place for the last number and signature, so that missing lines at the end are detected.
+        strict: Reject calls whose lines cannot be written.
+        sync: Wait until each line is on the disk, so that a power failure loses no line. Calls take longer.
+    """
+
+    file: str
+    key: Secret
+    head: str | None = None
+    strict: bool = False
+    sync: bool = False
+
+    def paths(self, resolve: Callable[[str], Path], process: str) -> tuple[Path, Path | None]:
+        """Return the file and the head of one process."""
+        head = None if self.head is None else resolve(self.head.replace(_PROCESS, process))
+        return resolve(self.file.replace(_PROCESS, process)), head
+
+    def all_paths(self, resolve: Callable[[str], Path]) -> list[tuple[Path, Path | None]]:
+        """Return the files and the heads of all processes that have one."""
+        # A head without its file shows that the file was removed.
+        found = [_processes(resolve(each)) for each in (self.file, self.head) if each]
+        processes = sorted(set[str]().union(*found)) if _PROCESS in self.file else [""]
+        return [self.paths(resolve, each) for each in processes]
+
+
+def _processes(path: Path) -> set[str]:
+    """Return the ids of the processes that have such a file."""
+    start, is_many, end = path.name.partition(_PROCESS)
+    names = (each.name for each in path.parent.glob(f"{start}*{end}")) if is_many else ()
+    return {each.removeprefix(start).removesuffix(end) for each in names}
+
+
+class LedgerPlace(Protocol):
+    """What the ledger uses of the file."""
+
+    def resolve(self, path: str) -> Path:
+        """Return a path of the file as an absolute path."""
+        ...
+
+    def secret(self, secret: Secret) -> str:
+        """Return the value of a secret."""
+        ...
+
+    def error(self, message: str, key: str = "") -> ValueError:
+        """Return an error about a value of the table."""
+        ...
+
+
+class LedgerKind:
+    """The ledger, as a kind of sink."""
+
+    about = "A tamper-evident record of calls."
+    entry = LedgerEntry
+    is_default = False
+
+    def open(self, entry: LedgerEntry, place: LedgerPlace) -> Ledger:
+        """Return the ledger; its file is opened later."""
+        path, head = entry.paths(place.resolve, str(os.getpid()))
+        key, strict, sync = place.secret(entry.key), entry.strict, entry.sync
+        try:
+            return Ledger(path, key, head=head, strict=strict, sync=sync)
+        except ValueError as error:
+            raise place.error(f"cannot be used: {error}", "key") from error
+
+
+KIND = LedgerKind()
+
+
+# ------------------------------------------------------------ checking a ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 
 @asynccontextmanager
 async def _opened(common: Common) -> AsyncGenerator[Authority]:
-    async with opened_authority(common.load(), records=False) as authority:
+    async with opened_authority(common.load()) as authority:
         if isinf(authority.store.poll_seconds):
             raise OperationsError("processes cannot share approvals yet: add [state] url")
         yield authority
@@ -445,7 +445,7 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
             code = ExitCode.FAILED
             continue
         start = "" if found.first <= 1 else "; earlier files not checked"
-        tail = "" if found.tail_checked else "; tail not checked: set [ledger] head"
+        tail = "" if found.tail_checked else "; tail not checked: set [record.ledger] head"
         if screen.json:
             screen.value(asdict(found))
         else:

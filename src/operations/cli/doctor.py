@@ -137,7 +137,7 @@ async def _check_credential(file: ConfigFile, credential: str, report: Report) -
     if not credential:
         report("token", "failed", "standard input is empty: operations doctor --token < FILE")
         return
-    async with opened_authority(file, records=False) as authority:
+    async with opened_authority(file) as authority:
         access = Access(file, authority.store)
         try:
             known = await resolved(access.resolve(credential))

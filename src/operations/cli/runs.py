@@ -2,11 +2,12 @@
 
 Rule 1: the commands are clients of the store: they never work on runs, and take none over.
 Rule 2: Ctrl-C ends a command and leaves its run alone.
-Rule 3: what changes a run writes its lines to the ledger of the config, as every entry point does.
+Rule 3: what changes a run is recorded in the sinks of the config, as every entry point does.
 """
 
+import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -25,7 +26,8 @@ from operations.cli.options import (
     local_time,
 )
 from operations.contract.context import OperationContext
-from operations.hub.opening import opened_authority, runs_of
+from operations.hub.opening import runs_of
+from operations.hub.recording import opened_sinks
 from operations.registry.registry import OperationRegistry
 from operations.registry.runs import RunState, RunStatus
 
@@ -36,17 +38,17 @@ _OPERATOR = OperationContext(trusted=True)
 
 @asynccontextmanager
 async def _opened(common: Common, *, changes: bool = False) -> AsyncGenerator[OperationRegistry]:
-    """Open the store of the config as a client, with the ledger if the command changes runs."""
+    """Open the store of the config as a client, with its sinks if the command changes runs."""
     file = common.load()
     runs = runs_of(file)
     if runs is None:
         raise file.error("there is no [runs]: add the table with a url.")
-    opening = opened_authority(file) if changes else nullcontext()
-    async with (
-        opening as authority,
-        aclosing(OperationRegistry(runs=runs, authority=authority)) as registry,
-    ):
-        yield registry
+    with ExitStack() as stack:
+        sinks = stack.enter_context(opened_sinks(file, logging.INFO)) if changes else {}
+        async with aclosing(OperationRegistry(runs=runs)) as registry:
+            for sink in sinks.values():
+                registry.record(sink)
+            yield registry
 
 
 @runs_app.command(name="list")

@@ -37,17 +37,18 @@ from operations.config import (
     config_schema,
     parse_config,
 )
-from operations.config.model import TraceEntry
+from operations.config.model import RecordEntry
 from operations.contract.specs import OperationSpec
 from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
 from operations.hub.opening import sources_of
 from operations.hub.place import HubPlace
 from operations.mcp.kind import client_config
+from operations.recorder.graph import TraceEntry
 from operations.sources import modules
 from operations.sources.contract import Guess, SourceKind
 from operations.sources.kinds import kind_of, kinds
 
-_UNKEPT = TraceEntry(enabled=False)
+_UNKEPT = RecordEntry(trace=TraceEntry(enabled=False))
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -109,7 +110,7 @@ def _file(
     except ConfigError as error:
         issues = (f"{each.key} {each.message}" for each in error.issues)
         raise OperationsError("\n".join(issues)) from None
-    return ConfigFile(config=replace(config, trace=_UNKEPT)), text
+    return ConfigFile(config=replace(config, record=_UNKEPT)), text
 
 
 def _snippet(
@@ -164,7 +165,7 @@ def _known(name: str, common: Common) -> ConfigFile | None:
     file = common.load(required=common.config is not None)
     kept = {"mcp_json", *(kind.table for kind in file.config.kinds)}
     tables = {table: getattr(file.config, table) for table in kept}
-    file = replace(file, config=type(file.config)(**tables, trace=_UNKEPT))
+    file = replace(file, config=type(file.config)(**tables, record=_UNKEPT))
     is_named = any(name != each.kind and each.is_called(name) for each in sources_of(file))
     return file if is_named else None
 

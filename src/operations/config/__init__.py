@@ -267,7 +267,8 @@ def parse_config(text: str, path: Path) -> Config:
     except (ValueError, RecursionError) as error:
         raise ConfigError([_no_toml(file, text, error)]) from None
     try:
-        cls, schema = config_class(document), config_schema(document)
+        sinks = object_of(document.get("record"))
+        cls, schema = config_class(document, sinks), config_schema(document, sinks)
     except ValueError as error:
         raise ConfigError([ConfigIssue(file, None, "", f"{error}.")]) from error
     wording = Wording(dict(schema.document))  # type: ignore[arg-type]
@@ -277,7 +278,7 @@ def parse_config(text: str, path: Path) -> Config:
         wrong.append((where, wording.message(where, value, each)))
     known = {where for where, _ in wrong}
     wrong += [each for each in _unusable(document) if each[0] not in known]
-    tables = {"tools", *(kind.table for kind in cls().kinds)}
+    tables = {"tools", "record", *(kind.table for kind in cls().kinds)}
     sound = _without(document, [where for where, _ in wrong], tables)
     config = cls()
     try:

@@ -235,7 +235,7 @@ def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
 
 def _stores(config: model.Config) -> Found:
     """Check that every process can use the stores of grants and approvals, and the ledger."""
-    state, ledger = config.state, config.ledger
+    state, ledger = config.state, config.record.ledger
     is_kept = config.access.grants is not None or any(
         each.options.get("approve") for each in config.tools.values()
     )
@@ -246,10 +246,13 @@ def _stores(config: model.Config) -> Found:
                 "needs a store that processes share for grants and approvals: add [state] url.",
             )
         if ledger is not None and "{pid}" not in ledger.file:
-            yield ("ledger", "file"), "must contain {pid}: each process needs a file of its own."
+            yield (
+                ("record", "ledger", "file"),
+                "must contain {pid}: each process needs a file of its own.",
+            )
     if ledger is not None and "{pid}" in ledger.file and "{pid}" not in (ledger.head or "{pid}"):
         yield (
-            ("ledger", "head"),
+            ("record", "ledger", "head"),
             "must contain {pid}, like file: each process needs a head of its own.",
         )
     for kind in config.kinds:

@@ -5,13 +5,14 @@ Rule 1: a table that configures a part of the library is converted to the librar
 Rule 2: a file never contains a secret, but names the environment variable or the file that holds it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, cast
 
 from msgspec import Meta
 
+from operations.authority.ledger import LedgerEntry
 from operations.base.types import TABLE, Count, FunctionName, JSONObject, Names, Seconds
 from operations.code.config import CodeLimits
 from operations.contract.access import Identity
@@ -20,6 +21,8 @@ from operations.contract.specs import OutputPolicy
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.limits import Limits
 from operations.recorder.audit import AuditConfig
+from operations.recorder.graph import TraceEntry
+from operations.recorder.kinds import kinds as sink_kinds
 from operations.recorder.logs import LogConfig
 from operations.schema import Schema, schema_for
 from operations.sources.contract import Entry, SourceKind
@@ -98,25 +101,6 @@ class StateEntry:
     def is_shared(self) -> bool:
         """Whether several processes can use the store."""
         return self.url is not None or self.broker is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
-    """A tamper-evident record of calls: `operations ledger verify` checks it.
-
-    Attributes:
-        file: The record, relative to this file. Each process needs its own file: `{pid}` is replaced by the process id.
-        key: At least 32 random bytes, which sign the lines.
-        head: A file in another place for the last number and signature, so that missing lines at the end are detected.
-        strict: Reject calls whose lines cannot be written.
-        sync: Wait until each line is on the disk, so that a power failure loses no line. Calls take longer.
-    """
-
-    file: str
-    key: Secret
-    head: str | None = None
-    strict: bool = False
-    sync: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,30 +267,31 @@ class LogEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry(Entry):
-    """Records of every call: caller, operation, outcome, duration and id, never arguments or results."""
-
-    derived: ClassVar = Derived(lambda: (AuditConfig,), {})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryEntry(Entry):
     """Traces and metrics that are sent to an OpenTelemetry collector."""
 
     derived: ClassVar = Derived(lambda: (TelemetryConfig,), {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceEntry:
-    """The data for `operations trace`: start and end of calls, never their input or results.
+@dataclass(frozen=True, kw_only=True)
+class RecordEntry:
+    """Where calls are recorded. The name of each table is a kind of sink, of the library or of an installed package.
 
     Attributes:
-        enabled: Set to false to record no data.
-        file: The path of the data, relative to this file; by default in the user's state folder.
+        ledger: A tamper-evident record of calls.
+        audit: Records of every call.
+        trace: The data for `operations trace`.
     """
 
-    enabled: bool = True
-    file: str | None = None
+    ledger: LedgerEntry | None = None
+    audit: AuditConfig | None = None
+    trace: TraceEntry = field(default_factory=TraceEntry)
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The tables of the file, and those of kinds that need none, by kind."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: entry for name, entry in found.items() if entry is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,15 +306,13 @@ class Config:
         tools: Settings for operations of any source, by id or pattern.
         access: The external callers and their keys.
         state: The store of budgets, revocations and approvals.
-        ledger: A tamper-evident record of calls.
+        record: Where calls are recorded.
         runs: The store of runs.
         code: Code mode for agents.
         serve: The address and the entry points of `operations serve`.
         work: The address for health and metrics of `operations work`.
         limits: Limits of requests and calls.
-        trace: The data for `operations trace`.
         log: The log on standard error.
-        audit: Records of every call.
         telemetry: Traces and metrics for a collector.
     """
 
@@ -340,15 +323,13 @@ class Config:
     tools: dict[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
     access: AccessEntry = field(default_factory=AccessEntry)
     state: StateEntry = field(default_factory=StateEntry)
-    ledger: LedgerEntry | None = None
+    record: RecordEntry = field(default_factory=RecordEntry)
     runs: RunsEntry | None = None
     code: CodeEntry | None = None
     serve: ServeEntry = field(default_factory=ServeEntry)
     work: WorkEntry | None = None
     limits: LimitsEntry = field(default_factory=LimitsEntry)
-    trace: TraceEntry = field(default_factory=TraceEntry)
     log: LogEntry = field(default_factory=LogEntry)
-    audit: AuditEntry = field(default_factory=AuditEntry)
     telemetry: TelemetryEntry = field(default_factory=TelemetryEntry)
 
     def tables(self, table: str) -> dict[str, Any]:
@@ -366,17 +347,23 @@ TABLE_OF_SOURCES: Final = "table of sources"
 """Metadata key of the fields that hold sources."""
 
 
-def config_class(tables: Iterable[str] | None = None) -> type[Config]:
-    """Return `Config` with a field for each kind of source: our own kinds, and those of other packages in `tables`.
+def config_class(tables: Iterable[str] | None = None, sinks: Iterable[str] = ()) -> type[Config]:
+    """Return `Config` with a field for each kind of source and of sink.
+
+    Args:
+        tables: The tables of a file, for kinds of sources in other packages.
+        sinks: Its tables below `record`, for kinds of sinks in other packages.
 
     Raises:
         ValueError: If the package of a kind cannot be imported.
     """
-    return _config_class(tuple(kinds(set(tables or ()) - {each.name for each in fields(Config)})))
+    others = set(tables or ()) - {each.name for each in fields(Config)}
+    known = {each.name for each in fields(RecordEntry)}
+    return _config_class(tuple(kinds(others)), tuple(sorted({*sinks} - known)))
 
 
 @cache
-def _config_class(some: tuple[SourceKind, ...]) -> type[Config]:
+def _config_class(some: tuple[SourceKind, ...], sinks: tuple[str, ...]) -> type[Config]:
     tables: list[Any] = [
         (
             kind.table,
@@ -385,10 +372,34 @@ def _config_class(some: tuple[SourceKind, ...]) -> type[Config]:
         )
         for kind in some
     ]
-    made = make_dataclass("Config", tables, bases=(Config,), frozen=True, kw_only=True)
-    keys = "".join(f"        {kind.table}: {kind.about}\n" for kind in some)
-    made.__doc__ = f"{(Config.__doc__ or '').rstrip()}\n{keys}"
-    return cast("type[Config]", made)
+    if sinks:
+        record = _record_class(sinks)
+        tables.append(("record", record, field(default_factory=record)))
+    keys = {kind.table: kind.about for kind in some}
+    return cast("type[Config]", _with_fields(Config, tables, keys))
+
+
+def _record_class(names: tuple[str, ...]) -> type[RecordEntry]:
+    """Return `RecordEntry` with a field for each of these kinds of other packages that is installed."""
+    others = {name: kind for name, kind in sink_kinds(names).items() if name in names}
+    tables = [
+        (
+            name,
+            kind.entry if kind.is_default else kind.entry | None,
+            field(default_factory=kind.entry) if kind.is_default else field(default=None),
+        )
+        for name, kind in others.items()
+    ]
+    abouts = {name: kind.about for name, kind in others.items()}
+    return cast("type[RecordEntry]", _with_fields(RecordEntry, tables, abouts))
+
+
+def _with_fields(cls: Any, tables: Sequence[Any], keys: Mapping[str, str]) -> Any:
+    """Return a class with more fields, and their descriptions."""
+    made = make_dataclass(cls.__name__, tables, bases=(cls,), frozen=True, kw_only=True)
+    words = "".join(f"        {name}: {about}\n" for name, about in keys.items())
+    made.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n{words}"
+    return made
 
 
 def entries_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Entry]]:
@@ -406,18 +417,18 @@ def entries_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Entry]
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def config_schema(tables: Iterable[str] | None = None) -> Schema:
-    """Return the schema of a file; with `tables`, of a file that has only these tables.
+def config_schema(tables: Iterable[str] | None = None, sinks: Iterable[str] = ()) -> Schema:
+    """Return the schema of a file; with `tables`, of a file that has only these tables, and `sinks` below `record`.
 
     This imports the config classes of the given tables only, because some imports are slow.
     """
-    return _schema(None if tables is None else frozenset(tables))
+    return _schema(None if tables is None else frozenset(tables), frozenset(sinks))
 
 
 @cache
-def _schema(tables: frozenset[str] | None) -> Schema:
+def _schema(tables: frozenset[str] | None, sinks: frozenset[str]) -> Schema:
     document = _without_null(
-        schema_for(file_class(cast("Any", config_class(tables)), tables)).document
+        schema_for(file_class(cast("Any", config_class(tables, sinks)), tables)).document
     )
     return Schema({"$schema": _DIALECT, **document, "title": "operations.toml"})
 

@@ -1,6 +1,6 @@
-"""Events of calls, which audit and telemetry observe, and the call graph: caller, parent, time and outcome.
+"""Events of calls, which observers and sinks receive: caller, parent, time and outcome.
 
-A `CallGraph` observes a registry. Calls that cross processes carry their parent's id, so the lines that several
+A `CallGraph` records them as a tree. Calls that cross processes carry their parent's id, so the lines that several
 processes write form one graph.
 
 Rule 1: an observer cannot change a call. If it raises, the error is logged and the call continues.
@@ -118,6 +118,40 @@ class CallAbandoned(_CallEvent, frozen=True, kw_only=True, tag="abandoned"):
     """The caller has left, but the handler could not be stopped and still runs."""
 
 
+class _HandlerEvent(_CallerEvent, frozen=True, kw_only=True):
+    """The fields of the events about the handler of a call. `acting` also names the hubs that forwarded the call."""
+
+    run: str | None = None
+    """The run that the call belongs to."""
+
+    step: str | None = None
+    """The step that the call is, or is part of; `.` for the call of the run itself."""
+
+    script: str | None = None
+    """The digest of the script that made the call."""
+
+
+class CallAdmitted(_HandlerEvent, frozen=True, kw_only=True, tag="admitted"):
+    """Access, input, approval and budgets of a call were checked: its handler starts next."""
+
+    approval: str | None = None
+    """The approval that the call has used."""
+
+
+class CallRejected(_HandlerEvent, frozen=True, kw_only=True, tag="rejected"):
+    """A call with a valid input was rejected before its handler started."""
+
+    code: str
+    """The error's code."""
+
+
+class HandlerEnded(_HandlerEvent, frozen=True, kw_only=True, tag="ended"):
+    """The handler of a call has ended."""
+
+    code: str | None
+    """The code that the caller receives; None for success."""
+
+
 class RegistryChanged(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", tag="changed"
 ):
@@ -159,12 +193,28 @@ class RunEnded(_RunEvent, frozen=True, kw_only=True, tag="run.ended"):
     """The code of its error."""
 
 
+class RunChanged(_RunEvent, frozen=True, kw_only=True, tag="run.changed"):
+    """The journal of runs is about to store a change of a run."""
+
+    change: str
+    """`run.started`, `run.resumed`, `run.ended`, `run.answered`, `run.cancelled`, `run.retried` or `run.settled`."""
+
+    facts: dict[str, Any]
+    """What else is known about the change, such as `status`, or `by`: who made it."""
+
+    call: CallAdmitted | None = None
+    """The call that started the run."""
+
+
 RunEvent: TypeAlias = RunStarted | RunResumed | RunEnded
 
 CallEvent: TypeAlias = (
     CallStarted | CallYielded | CallFinished | CallAbandoned | RegistryChanged | RunEvent
 )
 """The events that observers receive."""
+
+HandlerEvent: TypeAlias = CallAdmitted | CallRejected | HandlerEnded | RunChanged
+"""Further events, which exist only if a sink wants them; see `operations.recorder.recorder`."""
 
 
 class Observer(Protocol):

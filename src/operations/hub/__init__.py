@@ -32,7 +32,7 @@ from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import OperationSpec
 from operations.front.config import ASGIApp
 from operations.front.front import Front
-from operations.hub.journal import recall_ids, recording
+from operations.hub.journal import recall_ids
 from operations.hub.opening import (
     Access,
     code_of,
@@ -44,6 +44,7 @@ from operations.hub.opening import (
     sources_of,
 )
 from operations.hub.place import HubPlace
+from operations.hub.recording import opened_sinks
 from operations.hub.source import (
     ALL,
     Source,
@@ -54,7 +55,7 @@ from operations.hub.source import (
     times_read,
 )
 from operations.hub.supervisor import Supervisor
-from operations.recorder.audit import Audit, AuditConfig, AuditFile
+from operations.recorder.recorder import Sink
 from operations.registry.registry import OperationRegistry
 from operations.runs import Runs
 from operations.sources.code import Code
@@ -100,6 +101,8 @@ class Hub:
         self.file = file
         self.wanted = wanted
         self._build_app = build_app
+        self.sinks: dict[str, Sink] = {}
+        """What records calls, by the name of its table below `record`."""
         self.tools = configure_tools(registry, tools_of(file))
         """The settings of `[tools]`."""
         self.file_times = times_read(file)
@@ -165,17 +168,17 @@ class Hub:
         return self.registry.authority.approvals.is_up()
 
     def serve_authority(self, is_up: Callable[[], bool] = lambda: True) -> None:
-        """Register the operations that answer approvals, and open the ledger; every entry point needs both.
+        """Register the operations that answer approvals, and open what sinks write to; every entry point needs both.
 
         Args:
             is_up: Returns False while the server shuts down.
 
         Raises:
-            LedgerError: If the ledger cannot be used.
+            OperationsError: If a sink cannot be used.
         """
         authority = self.registry.authority
-        if authority.ledger is not None:
-            authority.ledger.open()
+        for sink in self.sinks.values():
+            sink.open()
         authority.approvals.is_up = is_up
         self.registry.register_object(authority.approvals, replace=True)
 
@@ -493,7 +496,9 @@ async def open_hub(
     code = Code() if develops else None
     file = config if isinstance(config, ConfigFile) else load_config(Path(config))
     settings, lazy = file.config, _LazySources()
-    async with opened_authority(file) as authority:
+    # A single call does not repeat the warning of the hub.
+    level = logging.WARNING if wanted.operation is None else logging.INFO
+    async with opened_authority(file) as authority, AsyncExitStack() as outer:
         registry = OperationRegistry(
             output=settings.output,
             max_threads=settings.limits.threads,
@@ -504,12 +509,15 @@ async def open_hub(
         # Sources are connected on this loop, so that `registry.sync` must call them here.
         registry.loop = asyncio.get_running_loop()
         hub = lazy.hub = Hub(registry, file, wanted, _build_app)
+        # Closed last, because calls end while the registry is closed.
+        hub.sinks = outer.enter_context(opened_sinks(file, level))
+        for sink in hub.sinks.values():
+            registry.record(sink)
         # Close the sources also if opening is interrupted.
         async with aclosing(hub), aclosing(registry), AsyncExitStack() as stack:
             if code is not None:
                 hub.code = code
                 load_code(hub, file)
-            _start_audit(hub, stack)
             _start_telemetry(hub, stack)
             if settings.setup is not None:
                 await _run_setup(hub, stack)
@@ -522,13 +530,10 @@ async def open_hub(
                 await hub.open(filter(wanted.includes, sources_of(file)), wait)
             else:
                 await lazy.open(wanted.operation)
-            # A single call does not repeat the warning of the hub.
-            level = logging.WARNING if wanted.operation is None else logging.INFO
-            with recording(registry, file, level):
-                if registry.run_store is not None:
-                    # Now that the operations are there.
-                    await registry.run_store.open()
-                yield hub
+            if registry.run_store is not None:
+                # Now that the operations are there.
+                await registry.run_store.open()
+            yield hub
 
 
 def _runs(file: ConfigFile, authority: Authority, *, works: bool) -> Runs | None:
@@ -541,21 +546,6 @@ def _build_app(hub: Hub) -> ASGIApp:
     from operations.hub.app import build_app  # noqa: PLC0415 - needs extras
 
     return build_app(hub)
-
-
-def _start_audit(hub: Hub, stack: AsyncExitStack) -> None:
-    file = hub.file
-    audit = AuditConfig(**file.options(AuditConfig, file.config.audit))
-    has_file = audit.file is not None
-    if not (has_file if audit.enabled is None else audit.enabled):
-        return
-    try:
-        sink = None if audit.file is None else AuditFile(audit.file)
-    except OSError as error:
-        raise file.error(f"cannot be used: {error}", "audit.file") from error
-    if sink is not None:
-        stack.callback(sink.close)
-    stack.callback(hub.registry.observe(Audit(sink)))
 
 
 def _start_telemetry(hub: Hub, stack: AsyncExitStack) -> None:

@@ -1,53 +1,22 @@
-"""Store two files for each config: its calls, for `operations trace`, and its operations, for shell completion.
+"""Read the recorded calls of a config, for `operations trace`, and store its operations, for shell completion.
 
-Rule 1: the journal contains the events of observers, which have no arguments and no results.
-Rule 2: several processes may write concurrently: each line is appended in one write.
-Rule 3: the size is limited: when a file is full, it replaces the previous one, also while processes write to it.
-Rule 4: shell completion uses the operations from the last time that the config was open: opening sources is slow.
+Rule: shell completion uses the operations from the last time that the config was open: opening sources is slow.
 """
 
-import logging
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from hashlib import sha256
 from pathlib import Path
 
-from operations.base.files import previous_file, state_folder
+from operations.base.files import previous_file
 from operations.config import ConfigFile
-from operations.recorder.graph import CallGraph, CallRecord, read_graph
+from operations.hub.recording import RecordPlace
+from operations.recorder.graph import CallRecord, read_graph
 from operations.recorder.logs import LogConfig, logging_to_stderr
-from operations.registry.registry import OperationRegistry
-
-logger = logging.getLogger("operations.hub.journal")
-
-MAX_BYTES = 4 << 20
 
 
 def journal_path(file: ConfigFile) -> Path:
     """Return the path of the file for the calls of a config."""
-    if file.config.trace.file is not None:
-        return file.resolve(file.config.trace.file)
-    name = sha256(os.fsencode(file.origin or file.folder)).hexdigest()[:16]
-    return state_folder() / f"{name}.jsonl"
-
-
-@contextmanager
-def recording(registry: OperationRegistry, file: ConfigFile, level: int) -> Generator[None]:
-    """Record the calls of `registry` for the duration of a `with` block, unless the config disables it.
-
-    If the file cannot be written, this is logged at `level`.
-    """
-    graph = _graph(journal_path(file), level) if file.config.trace.enabled else None
-    if graph is None:
-        yield
-        return
-    stop = registry.observe(graph)
-    try:
-        yield
-    finally:
-        stop()
-        graph.close()
+    return file.config.record.trace.path(RecordPlace(file, "trace"))
 
 
 @contextmanager
@@ -56,17 +25,6 @@ def writing_logs(file: ConfigFile, *, verbose: bool) -> Generator[None]:
     options = file.options(LogConfig, file.config.log)
     with logging_to_stderr(**options) if options and not verbose else nullcontext():
         yield
-
-
-def _graph(path: Path, level: int) -> CallGraph | None:
-    """Return a graph that writes to `path`; None if the file cannot be written, so that calls still work."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return CallGraph(path, max_bytes=MAX_BYTES)
-    except OSError as error:
-        reason = f"{error.filename or path} cannot be written: {error.strerror}"
-        logger.log(level, "operations trace will not show calls: %s; set trace.file", reason)
-        return None
 
 
 def read_journal(path: Path) -> list[CallRecord]:
@@ -89,7 +47,7 @@ def _ids_path(file: ConfigFile) -> Path:
 def remember_operations(file: ConfigFile, operations: Mapping[str, Sequence[str]]) -> None:
     """Store the ids of a config with the arguments of each, unless the config disables it."""
     lines = ["\t".join((name, *arguments)) for name, arguments in operations.items()]
-    if file.config.trace.enabled and _stored(file) != lines:
+    if file.config.record.trace.enabled and _stored(file) != lines:
         with suppress(OSError):
             _ids_path(file).write_text("\n".join(lines), encoding="utf-8")
 

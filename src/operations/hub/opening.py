@@ -1,9 +1,8 @@
-"""Open the parts of a config: modules, sources and brokers, the callers of `[access]`, the authority and the ledger.
+"""Open the parts of a config: modules, sources and brokers, the callers of `[access]`, and the authority.
 
 Packages that are slow to import or may not be installed are imported when a config needs them.
 """
 
-import os
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import (
     AsyncExitStack,
@@ -15,14 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operations.authority import Authority, Grants, Ledger
+from operations.authority import Authority, Grants
 from operations.authority.grants import PREFIX
 from operations.base.errors import OperationsError
 from operations.base.text import safe_namespace
 from operations.calls.kind import connect_broker
 from operations.code.config import CodeLimits, SavedScript, digest_of
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import CodeEntry, LedgerEntry, SavedScriptEntry
+from operations.config.model import CodeEntry, SavedScriptEntry
 from operations.contract.access import AccessControl, Identity
 from operations.contract.context import OperationContext
 from operations.front.config import JWTConfig
@@ -107,9 +106,6 @@ def load_setup(file: ConfigFile) -> Any:
 
 
 # ------------------------------------------------------------ access
-
-_PROCESS = "{pid}"
-"""Replaced by the process id in the file names of a ledger."""
 
 
 def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
@@ -227,24 +223,14 @@ def grants_of(file: ConfigFile, **options: Any) -> Grants | None:
 
 
 @asynccontextmanager
-async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGenerator[Authority]:
-    """Yield the authority of a config with an open store, and with its ledger if `records` is true.
+async def opened_authority(file: ConfigFile) -> AsyncGenerator[Authority]:
+    """Yield the authority of a config with an open store.
 
     Raises:
-        ConfigError: If the store or the ledger cannot be opened.
+        ConfigError: If the store cannot be opened.
     """
-    entry, ledger = file.config.ledger, None
     async with AsyncExitStack() as stack:
-        store = await _open_store(file, stack)
-        if records and entry is not None:
-            path, head = _place(file, entry, str(os.getpid()))
-            key, strict, sync = file.secret(entry.key), entry.strict, entry.sync
-            try:
-                ledger = Ledger(path, key, head=head, strict=strict, sync=sync)
-            except ValueError as error:
-                raise file.error(f"cannot be used: {error}", "ledger.key") from error
-            stack.callback(ledger.close)
-        yield Authority(store, ledger=ledger)
+        yield Authority(await _open_store(file, stack))
 
 
 async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
@@ -389,22 +375,7 @@ def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
     Raises:
         ConfigError: If there is no ledger, or its key cannot be read.
     """
-    entry = file.config.ledger
+    entry = file.config.record.ledger
     if entry is None:
-        raise file.error("there is no [ledger]: add the table with file and key.")
-    # A head without its file shows that the file was removed.
-    found = [_processes(file.resolve(each)) for each in (entry.file, entry.head) if each]
-    processes = sorted(set[str]().union(*found)) if _PROCESS in entry.file else [""]
-    return file.secret(entry.key), [_place(file, entry, each) for each in processes]
-
-
-def _processes(path: Path) -> set[str]:
-    """Return the ids of the processes that have such a file."""
-    start, is_many, end = path.name.partition(_PROCESS)
-    names = (each.name for each in path.parent.glob(f"{start}*{end}")) if is_many else ()
-    return {each.removeprefix(start).removesuffix(end) for each in names}
-
-
-def _place(file: ConfigFile, entry: LedgerEntry, process: str) -> tuple[Path, Path | None]:
-    head = None if entry.head is None else file.resolve(entry.head.replace(_PROCESS, process))
-    return file.resolve(entry.file.replace(_PROCESS, process)), head
+        raise file.error("there is no [record.ledger]: add the table with file and key.")
+    return file.secret(entry.key), entry.all_paths(file.resolve)

@@ -167,14 +167,13 @@ async def readiness(hub: Hub) -> bool | JSONObject:
 
     A hub is not ready either while its sources connect for the first time: its operations are not complete.
 
-    If they cannot be written, `state` stands for the store of grants and approvals, `ledger` for the ledger, and
-    `runs` for the store of runs. A development server adds why the files cannot be used, as `problem`.
+    If they cannot be written, `state` stands for the store of grants and approvals, `runs` for the store of
+    runs, and the name of its table for a sink. A development server adds why the files cannot be used, as `problem`.
     """
     absent, authority = [source.name for source in hub.absent()], hub.registry.authority
     if not await authority.store.check():
         absent.append("state")
-    if authority.ledger is not None and not authority.ledger.check():
-        absent.append("ledger")
+    absent += [name for name, sink in hub.sinks.items() if not sink.check()]
     if hub.registry.run_store is not None and not await hub.registry.run_store.works():
         absent.append("runs")
     if not absent:

@@ -8,19 +8,23 @@ from pathlib import Path
 import msgspec
 
 from operations.base.files import LineFile
-from operations.contract.events import CallAbandoned, CallEvent, CallFinished
+from operations.contract.events import CallAbandoned, CallFinished
+from operations.recorder.kinds import SinkPlace
+from operations.recorder.recorder import Begin, Digest, End, Note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditConfig:
-    """Records of every call: caller, operation, outcome, duration and id, never arguments or results."""
+    """Records of every call: caller, operation, outcome, duration and id, never arguments or results.
 
-    enabled: bool | None = None
-    """Write records; by default if `file` is set."""
+    Attributes:
+        enabled: Set to false to write no records.
+        file: Append records to this file, relative to the config, one JSON object per line; by default they go to the
+            logger `operations.audit`. The file is opened again after log rotation has moved it.
+    """
 
-    file: str | Path | None = None
-    """Append records to this file, one JSON object per line; by default they go to the logger `operations.audit`. The
-    file is opened again after log rotation has moved it."""
+    enabled: bool = True
+    file: str | None = None
 
 
 _audit_logger = logging.getLogger("operations.audit")
@@ -80,35 +84,46 @@ class AuditFile:
 
 
 class Audit:
-    """Observes the calls of a registry and writes a record of each.
+    """Writes a record of each call that ended: `registry.record(Audit())`.
 
     Args:
-        sink: Receives each record; it must be quick. By default the logger `operations.audit`, one JSON line per
-            record.
+        write: Receives each record; it must be quick. By default the logger `operations.audit`, one JSON line per
+            record. If it has a method `close`, that is called when the audit is closed.
     """
 
-    def __init__(self, sink: Callable[[AuditRecord], None] | None = None) -> None:
-        self._sink = sink or _log
+    wants, strict = frozenset({"finished", "abandoned"}), False
 
-    def __call__(self, event: CallEvent, /) -> None:
-        """Process an event."""
-        if isinstance(event, CallFinished):
-            self._sink(
+    def __init__(self, write: Callable[[AuditRecord], None] | None = None) -> None:
+        self._write = write or _log
+
+    def open(self) -> None:
+        """Do nothing: a file is open already."""
+
+    def begin(self, call: Begin, digest: Digest | None) -> None:
+        """Do nothing: a call is recorded at its end."""
+
+    def end(self, call: End) -> None:
+        """Record a call."""
+        if isinstance(call, CallFinished):
+            self._write(
                 AuditRecord(
-                    timestamp=event.timestamp,
-                    request_id=event.request_id,
-                    parent_request_id=event.parent_request_id,
-                    identity_id=event.identity_id,
-                    issuer=event.issuer,
-                    acting=event.acting,
-                    authority=event.authority,
-                    operation_id=event.operation_id,
-                    outcome=event.code or "ok",
-                    milliseconds=round(event.duration * 1000, 3),
+                    timestamp=call.timestamp,
+                    request_id=call.request_id,
+                    parent_request_id=call.parent_request_id,
+                    identity_id=call.identity_id,
+                    issuer=call.issuer,
+                    acting=call.acting,
+                    authority=call.authority,
+                    operation_id=call.operation_id,
+                    outcome=call.code or "ok",
+                    milliseconds=round(call.duration * 1000, 3),
                 )
             )
-        elif isinstance(event, CallAbandoned):
-            self._sink(
+
+    def note(self, event: Note) -> None:
+        """Record a call whose handler still runs."""
+        if isinstance(event, CallAbandoned):
+            self._write(
                 AuditRecord(
                     timestamp=event.timestamp,
                     request_id=event.request_id,
@@ -117,7 +132,41 @@ class Audit:
                 )
             )
 
+    def check(self) -> bool:
+        """Return True: a record that cannot be written is logged."""
+        return True
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        getattr(self._write, "close", _nothing)()
+
+
+def _nothing() -> None:
+    """Do nothing: a logger is not closed."""
+
 
 def _log(record: AuditRecord) -> None:
     # JSON escapes control characters, so that a record is always one line.
     _audit_logger.info("%s", msgspec.json.encode(record).decode())
+
+
+class AuditKind:
+    """Audit lines, as a kind of sink."""
+
+    about = "Records of every call."
+    entry = AuditConfig
+    is_default = False
+
+    def open(self, entry: AuditConfig, place: SinkPlace) -> Audit | None:
+        """Open the file."""
+        if not entry.enabled:
+            return None
+        if entry.file is None:
+            return Audit()
+        try:
+            return Audit(AuditFile(place.resolve(entry.file)))
+        except OSError as error:
+            raise place.error(f"cannot be used: {error}", "file") from error
+
+
+KIND = AuditKind()

@@ -1,9 +1,11 @@
-"""The tree of the calls that an observer saw."""
+"""The tree of the calls of a registry."""
 
+import logging
 import math
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -14,15 +16,20 @@ from operations.base.text import counted
 from operations.base.types import JSONObject
 from operations.contract.events import (
     CallAbandoned,
-    CallEvent,
     CallFinished,
     CallStarted,
     CallYielded,
     add_counts,
 )
+from operations.recorder.kinds import SinkPlace
+from operations.recorder.recorder import Begin, Digest, End, Note
+
+logger = logging.getLogger("operations")
 
 _PENDING = "pending"
 _SUCCESS = "success"
+_MAX_BYTES = 4 << 20
+"""The size of the file for `operations trace`."""
 
 
 class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
@@ -65,7 +72,7 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
 
 
 class CallGraph:
-    """Records the calls of a registry: `registry.observe(CallGraph())`.
+    """Records the calls of a registry: `registry.record(CallGraph())`.
 
     Args:
         path: A file to which every call that ends is added, one JSON object per line. After log rotation has moved or
@@ -74,6 +81,8 @@ class CallGraph:
         max_bytes: A larger file is renamed to `previous_file(path)`, and a new one begins. Other processes that write
             to it notice.
     """
+
+    wants, strict = frozenset({"started", "yielded", "finished", "abandoned"}), False
 
     def __init__(
         self,
@@ -86,39 +95,51 @@ class CallGraph:
         self._limit = limit
         self._file = None if path is None else LineFile(path, "calls", max_bytes=max_bytes)
 
-    def __call__(self, event: CallEvent) -> None:
-        """Record an event of a call."""
-        if isinstance(event, CallStarted):
-            self._records[event.request_id] = CallRecord(
-                request_id=event.request_id,
-                operation_id=event.operation_id,
-                parent_request_id=event.parent_request_id,
-                identity_id=event.identity_id,
-                issuer=event.issuer,
-                acting=event.acting,
-                grants=event.grants,
-                authority=event.authority,
-                started_at=event.timestamp,
+    def open(self) -> None:
+        """Do nothing: a file is open already."""
+
+    def begin(self, call: Begin, digest: Digest | None) -> None:
+        """Record that a call arrived."""
+        if isinstance(call, CallStarted):
+            self._records[call.request_id] = CallRecord(
+                request_id=call.request_id,
+                operation_id=call.operation_id,
+                parent_request_id=call.parent_request_id,
+                identity_id=call.identity_id,
+                issuer=call.issuer,
+                acting=call.acting,
+                grants=call.grants,
+                authority=call.authority,
+                started_at=call.timestamp,
             )
             if len(self._records) > self._limit:
                 self._records.popitem(last=False)
-            return
-        if not isinstance(event, (CallFinished, CallYielded, CallAbandoned)):
-            return
-        record = self._records.get(event.request_id)
-        if record is None:
-            return
+
+    def note(self, event: Note) -> None:
+        """Record an item, or that the handler of a call still runs."""
         if isinstance(event, CallYielded):
-            record.items += 1
-            add_counts(record.changes, event.changes or {})
+            record = self._records.get(event.request_id)
+            if record is not None:
+                record.items += 1
+                add_counts(record.changes, event.changes or {})
         elif isinstance(event, CallAbandoned):
-            record.abandoned = True
-        else:
-            record.duration = event.duration
-            record.outcome = event.code or _SUCCESS
-            add_counts(record.changes, event.changes or {})
+            record = self._records.get(event.request_id)
+            if record is not None:
+                record.abandoned = True
+
+    def end(self, call: End) -> None:
+        """Record that a call ended."""
+        record = self._records.get(call.request_id)
+        if record is not None and isinstance(call, CallFinished):
+            record.duration = call.duration
+            record.outcome = call.code or _SUCCESS
+            add_counts(record.changes, call.changes or {})
             if self._file is not None:
                 self._file.write(msgspec.json.encode(record))
+
+    def check(self) -> bool:
+        """Return True: a line that cannot be written is logged."""
+        return True
 
     def __iter__(self) -> Iterator[CallRecord]:
         return iter(tuple(self._records.values()))
@@ -246,3 +267,48 @@ def _line(record: CallRecord, *, ids: bool = False) -> str:
         if record.authority is not None:
             parts.append(f"on the authority of {record.authority}")
     return "  ".join(parts)
+
+
+# ------------------------------------------------------------ the kind of sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEntry:
+    """The data for `operations trace`: start and end of calls, never their input or results.
+
+    Attributes:
+        enabled: Set to false to record no data.
+        file: The path of the data, relative to this file; by default in the user's state folder.
+    """
+
+    enabled: bool = True
+    file: str | None = None
+
+    def path(self, place: SinkPlace) -> Path:
+        """Return the path of the data."""
+        return place.state.with_suffix(".jsonl") if self.file is None else place.resolve(self.file)
+
+
+class TraceKind:
+    """The data for `operations trace`, as a kind of sink."""
+
+    about = "The data for `operations trace`."
+    entry = TraceEntry
+    is_default = True
+
+    def open(self, entry: TraceEntry, place: SinkPlace) -> CallGraph | None:
+        """Open the file. If it cannot be written, this is logged, so that calls still work."""
+        if not entry.enabled:
+            return None
+        path = entry.path(place)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return CallGraph(path, max_bytes=_MAX_BYTES)
+        except OSError as error:
+            reason = f"{error.filename or path} cannot be written: {error.strerror}"
+            message = "operations trace will not show calls: %s; set record.trace.file"
+            logger.log(place.level, message, reason)
+            return None
+
+
+KIND = TraceKind()

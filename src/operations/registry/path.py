@@ -168,12 +168,16 @@ async def guard(
             raise _denied(plan)
         is_new = context.scope is None or not context.scope.is_admitted
         if is_new and (plan.admits or (grant is not None and grant.is_limited)):
-            authority = plan.services.authority
-            value = await authority.admit(plan.operation, plan.digest, value, context, checked)
+            authority, recorder = plan.services.authority, plan.services.recorder
+            value, used = await authority.admit(
+                plan.operation, plan.digest, value, context, checked
+            )
+            if recorder.gates:
+                recorder.admitted(plan.id, value, context, used)
     except BaseException as error:
-        ledger = plan.services.authority.ledger
-        if ledger is not None:
-            ledger.end(plan.id, context, code_of(error, context) or "", rejected=True)
+        recorder = plan.services.recorder
+        if recorder.gates:
+            recorder.rejected(plan.id, context, code_of(error, context) or "")
         raise
     # The next process checks and counts a forwarded call as the call that the grant covers.
     further = grant if grant is None or plan.operation.forwards else grant.further

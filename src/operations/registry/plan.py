@@ -76,10 +76,7 @@ class CallPlan:
         calls = services.calls if operation.calls is None else tuple(operation.calls)
         self.is_typed = operation.reader is not None
         self.reach = Reach(self.id, Patterns(calls)) if calls else None
-        self.admits = not is_inner and (
-            operation.approve is not None or services.authority.ledger is not None
-        )
-        self.is_plain = self.permits_input is None and self.reach is None and not self.admits
+        self.follow_sinks()
         self.accepts: Accepts = _accepts_any
         # Rejects inputs with files, which `admit` replaces before it validates the input.
         self.flat: Callable[[bytes], Any] | None = None
@@ -90,6 +87,13 @@ class CallPlan:
         self.log = log
         self.handler = self._runnable()
         self.series = None if services.counters is None else services.counters.of(self.id)
+
+    def follow_sinks(self) -> None:
+        """Find out whether calls are admitted one by one, which also depends on the sinks of the registry."""
+        self.admits = not self.is_inner and (
+            self.operation.approve is not None or bool(self.services.recorder.gates)
+        )
+        self.is_plain = self.permits_input is None and self.reach is None and not self.admits
 
     @functools.cached_property
     def digest(self) -> str:

@@ -97,6 +97,11 @@ class Plans:
         for plan in (*self._plain, *self._durable, *self._streams):
             plan.series = None if counters is None else counters.of(plan.id)
 
+    def follow_sinks(self) -> None:
+        """Let the plans find out again whether calls are admitted one by one."""
+        for plan in (*self._plain, *self._durable, *self._streams):
+            plan.follow_sinks()
+
     async def _compile_aside(self, operation_id: Any) -> None:
         """Compile the schemas of an imported operation in a thread, because they may have hundreds of definitions."""
         spec = self._catalog.get_spec(operation_id) if _is_id(operation_id) else None

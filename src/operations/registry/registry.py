@@ -38,6 +38,7 @@ from operations.contract.specs import (
     OutputPolicy,
     SubscriptionHandler,
 )
+from operations.recorder.recorder import Recorder, Sink
 from operations.registry.catalog import Catalog, Registrable
 from operations.registry.counters import CallCounters, Counting
 from operations.registry.middleware import Middleware, StreamMiddleware
@@ -707,6 +708,11 @@ class OperationRegistry:
         return self._services.authority
 
     @property
+    def recorder(self) -> Recorder:
+        """Hands what happens to sinks."""
+        return self._services.recorder
+
+    @property
     def threads(self) -> ThreadPool:
         """Runs `def` handlers."""
         return self._services.threads
@@ -746,6 +752,21 @@ class OperationRegistry:
     def notify(self, event: CallEvent) -> None:
         """Send an event to the observers."""
         self._services.notify(event)
+
+    def record(self, sink: Sink) -> Callable[[], None]:
+        """Hand the events that `sink` wants to it; call the returned function to stop, which does not close the sink.
+
+        Raises:
+            ValueError: If it wants events that do not exist, or is strict and wants none that it could reject.
+        """
+        remove = self._services.recorder.add(sink)
+
+        def stop() -> None:
+            remove()
+            self._plans.follow_sinks()
+
+        self._plans.follow_sinks()
+        return stop
 
     def count_calls(self, *, time_all: bool = True) -> tuple[CallCounters, Callable[[], None]]:
         """Count calls from now on; call the returned function to stop. Concurrent counts share the same counters.

@@ -1,4 +1,4 @@
-"""Report calls: to observers, the counters, the ledger of the authority, the log, and failures to the caller.
+"""Report calls: to observers and sinks, the counters, the log, and failures to the caller.
 
 Rule 1: a call is reported when it starts and when it ends, also if it is rejected.
 Rule 2: the caller sees no error of a nested call as if it were an error of its own call.
@@ -212,26 +212,26 @@ def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
 
 @contextmanager
 def recorded(plan: CallPlan, context: OperationContext) -> Generator[list[Any]]:
-    """Record how a handler ended, if there is a ledger. The block adds the result to the list that it receives."""
-    ledger, results = None if plan.is_inner else plan.services.authority.ledger, list[Any]()
-    if ledger is None:
+    """Record how a handler ended, if a sink wants it. The block adds the result to the list that it receives."""
+    recorder, results = plan.services.recorder, list[Any]()
+    if plan.is_inner or not recorder.gates:
         yield results
         return
     try:
         yield results
     except BaseException as error:
-        ledger.end(plan.id, context, _outcome(plan, context, error))
+        recorder.ended(plan.id, context, _outcome(plan, context, error))
         raise
     is_envelope = bool(results) and isinstance(results[0], ResponseEnvelope)
     end = cast("ResponseEnvelope[Any]", results[0]) if is_envelope else None
-    ledger.end(plan.id, context, code_of(end, context) or "ok")
+    recorder.ended(plan.id, context, code_of(end, context))
 
 
-def _outcome(plan: CallPlan, context: OperationContext, error: BaseException) -> str:
+def _outcome(plan: CallPlan, context: OperationContext, error: BaseException) -> str | None:
     """Return the code that the caller receives for the exception of a handler."""
     if isinstance(error, GeneratorExit) and plan.spec.type is OperationType.SUBSCRIPTION:
         # The consumer left.
-        return "ok"
+        return None
     if isinstance(error, CallError):
         error = _outer_error(plan, context, error) or error
     elif isinstance(error, (Exception, GeneratorExit)):

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from operations.authority import Authority
 from operations.base.errors import retrieve_exception
-from operations.base.logs import LogThrottle
 from operations.base.text import enforce_lists, printable
 from operations.base.threads import ThreadPool
 from operations.contract.context import OperationContext
 from operations.contract.events import CallEvent, Observer, notify
 from operations.contract.specs import OutputPolicy, enforce_policy
+from operations.recorder.recorder import Recorder
 from operations.registry.counters import CallCounters
 from operations.registry.middleware import Middleware, StreamMiddleware
 from operations.schema import Change
@@ -40,6 +40,7 @@ class CallServices:
         stream_middleware: Wraps subscriptions.
         observers: Receive the call events.
         counters: Set while calls are counted.
+        recorder: Hands what happens to calls to sinks.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class CallServices:
         self.threads = ThreadPool(max_threads)
         self.middleware: tuple[Middleware, ...] = ()
         self.stream_middleware: tuple[StreamMiddleware, ...] = ()
-        self.observers: list[Observer] = []
+        self.recorder = Recorder()
+        self.observers = self.recorder.observers
         self.counters: CallCounters | None = None
-        self._observer_failures: dict[int, LogThrottle] = {}
         self._left_behind: set[asyncio.Task[Any]] = set()
 
     def use(self, middleware: Middleware | StreamMiddleware) -> None:
@@ -92,7 +93,7 @@ class CallServices:
 
     def notify(self, event: CallEvent, further: Sequence[Observer] = ()) -> None:
         """Send an event to the observers and to those in `further`."""
-        notify((*self.observers, *further), event, self._observer_failures)
+        notify((*self.observers, *further), event, self.recorder.failures)
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a reference to a cancelled task until it ends, and retrieve its exception."""

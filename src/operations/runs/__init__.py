@@ -197,7 +197,7 @@ class Runs:
                 "a store of runs belongs to one registry: open another Runs with the same URL"
             )
         self.registry = registry
-        self._notes.ledger = registry.authority.ledger
+        self._notes.recorder = registry.recorder
 
     async def open(self) -> None:
         """Open the journal and begin to work on runs, unless this process is a client. Opening it twice is harmless.

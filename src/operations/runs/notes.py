@@ -1,7 +1,7 @@
-"""What is told of runs: lines of the ledger, and events for observers and counters.
+"""What is told of runs: changes for the sinks of the registry, and events for observers and counters.
 
-Rule 1: a line is written before the commit of the write that it belongs to, so that a strict ledger can reject that
-        write. If the transaction is made again, the line may be there twice.
+Rule 1: a change is recorded before the commit of the write that it belongs to, so that a strict sink can reject that
+        write. If the transaction is made again, the change may be recorded twice.
 Rule 2: an event is sent after the commit.
 """
 
@@ -9,28 +9,28 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from operations.authority.ledger import Ledger
 from operations.contract.context import OperationContext
 from operations.contract.events import RunEnded, RunEvent, RunResumed, RunStarted
+from operations.recorder.recorder import Recorder
 from operations.runs.database import Connection
 
 Send: TypeAlias = Callable[[Sequence[RunEvent]], None]
 
 
 class Notes:
-    """Writes lines, and keeps events until their transaction ends. Each connection belongs to one thread.
+    """Records changes, and keeps events until their transaction ends. Each connection belongs to one thread.
 
     Args:
         send: Called in the thread of the connection with the events of a transaction after its commit.
 
     Attributes:
-        ledger: The ledger, if there is one.
+        recorder: Hands changes to the sinks of the registry.
         ended: The runs that have ended in this process, by status.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.ledger: Ledger | None = None
+        self.recorder: Recorder | None = None
         self._pending = defaultdict[int, list[RunEvent]](list)
         self.ended = Counter[str]()
 
@@ -42,13 +42,13 @@ class Notes:
         context: OperationContext | None = None,
         **facts: Any,
     ) -> None:
-        """Write a line.
+        """Record a change.
 
         Raises:
-            CallError: `UNAVAILABLE` if it cannot be written and the ledger is strict.
+            CallError: `UNAVAILABLE` if a strict sink cannot record it.
         """
-        if self.ledger is not None:
-            self.ledger.note(event, {"operation": operation, "run": run_id, **facts}, context)
+        if self.recorder is not None:
+            self.recorder.run_changed(event, run_id, operation, context, facts)
 
     def started(
         self, db: Connection, run_id: str, operation: str, context: OperationContext

@@ -72,7 +72,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             stack.callback(metrics.close)
             if graph is not None:
                 unobserve()
-                stack.callback(registry.observe(graph))
+                stack.callback(registry.record(graph))
             if mcp is not None:
                 await stack.enter_async_context(mcp.running())
             for resource in config.resources:
@@ -98,7 +98,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     app.state.pipeline, app.state.sessions, app.state.metrics = pipeline, sessions, metrics
     if graph is not None:
         # Not every server runs the lifespan.
-        unobserve = finalize(app, registry.observe(graph))
+        unobserve = finalize(app, registry.record(graph))
     return app
 
 

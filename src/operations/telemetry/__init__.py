@@ -1,6 +1,6 @@
 """Follow calls: log lines, audit records and metrics here, OpenTelemetry in `otel` and `otlp`.
 
-    registry.observe(Audit())
+    registry.record(Audit())
 
 Rule 1: an audit record names caller, operation, outcome, duration and id, never arguments or results.
 Rule 2: metrics are labelled with operation ids and codes. Both are bounded: unregistered operations share one label,

@@ -20,7 +20,8 @@ from typing import Any, cast
 
 from operations.base.errors import MissingExtraError, map_error
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.events import CallEvent, CallFinished, CallStarted, CallYielded, RunEnded
+from operations.contract.events import CallFinished, CallStarted, CallYielded, RunEnded
+from operations.recorder.recorder import Begin, Digest, End, Note
 from operations.registry.counters import BUCKETS
 from operations.registry.middleware import Call, Next, NextStream
 from operations.registry.registry import OperationRegistry
@@ -61,7 +62,7 @@ def instrument(
         metrics.get_meter(_NAME, meter_provider=meter_provider),
     )
     middleware = registry.use(spans.around), registry.use(spans.around_stream)
-    unobserve = registry.observe(spans)
+    unobserve = registry.record(spans)
 
     def stop() -> None:
         unobserve()
@@ -72,7 +73,9 @@ def instrument(
 
 
 class Spans:
-    """The observer and the two middlewares, which share the spans of running calls."""
+    """The sink and the two middlewares, which share the spans of running calls."""
+
+    wants, strict = frozenset({"started", "yielded", "finished", "run.ended"}), False
 
     def __init__(
         self, registry: OperationRegistry, tracer: trace.Tracer, meter: metrics.Meter
@@ -95,13 +98,29 @@ class Spans:
             **seconds,
         )
 
-    def __call__(self, event: CallEvent, /) -> None:
-        """Open a span when a call starts, close it when the call ends."""
-        if isinstance(event, CallStarted):
-            self._start(event)
-        elif isinstance(event, CallFinished):
-            self._finish(event)
-        elif isinstance(event, RunEnded):
+    def open(self) -> None:
+        """Do nothing: the providers are open already."""
+
+    def check(self) -> bool:
+        """Return True: the providers log what they cannot send."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing: the providers belong to the caller."""
+
+    def begin(self, call: Begin, digest: Digest | None) -> None:
+        """Open a span when a call arrives."""
+        if isinstance(call, CallStarted):
+            self._start(call)
+
+    def end(self, call: End) -> None:
+        """Close the span of a call."""
+        if isinstance(call, CallFinished):
+            self._finish(call)
+
+    def note(self, event: Note) -> None:
+        """Count runs that ended, and record items."""
+        if isinstance(event, RunEnded):
             self._ended.add(
                 1,
                 {
