@@ -15,6 +15,8 @@ pytestmark = [
 YAML = 'openapi: 3.1.0\ninfo: {title: a, version: "1"}\n'
 ONE = "paths: {/a: {get: {responses: {}}}}\n"
 JSON = '{"openapi":"3.1.0","info":{"title":"a","version":"1"},'
+ENTRY = '"{}":0'.format
+TWO = ("200", "201")
 
 ATTACKS = {
     "a-long-text.yaml": f'{YAML}{ONE}x: &a "{"y" * 20_000}"\nz: [{"*a, " * 5_000}]\n',
@@ -63,6 +65,26 @@ ATTACKS = {
     + "}}",
     "a-shared-name.json": f'{JSON}"c":{{"get":{{"operationId":"{"a" * 200_000}"}}}},"paths":{{'
     + ",".join(f'"/{n}":{{"$ref":"#/c"}}' for n in range(9_000))
+    + "}}",
+    "shared-links.json": f'{JSON}"c":{{"get":{{"responses":{{"200":{{"links":{{'
+    + ",".join(f'"{n}":0' for n in range(5_000))
+    + '}}}}},"paths":{'
+    + ",".join(f'"/{n}":{{"$ref":"#/c"}}' for n in range(5_000))
+    + "}}",
+    "links-of-two-responses.json": f'{JSON}"c":{{"get":{{"responses":{{'
+    + ",".join(f'"{s}":{{"links":{{"{s}":0,{",".join(map(ENTRY, range(3_000)))}}}}}' for s in TWO)
+    + '}}},"paths":{'
+    + ",".join(f'"/{n}":{{"$ref":"#/c"}}' for n in range(3_000))
+    + "}}",
+    "ignored-responses.json": f'{JSON}"c":{{"get":{{"responses":{{'
+    + ",".join(f'"{n:x}":0' for n in range(3_000))
+    + '}}},"paths":{'
+    + ",".join(f'"/{n}":{{"$ref":"#/c"}}' for n in range(3_000))
+    + "}}",
+    "misspelt-types.json": f'{JSON}"c":{{"post":{{"requestBody":{{"content":{{'
+    + ",".join(f'"multipart/form;a={n}":{{}}' for n in range(2_000))
+    + '}}}},"paths":{'
+    + ",".join(f'"/{n}":{{"$ref":"#/c"}}' for n in range(2_000))
     + "}}",
     "skipped.json": f'{JSON}"paths":{{'
     + ",".join(f'"/{n}":{{"get":0,"put":0,"post":0}}' for n in range(100_000))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.limits import scaled
+from tests.limits import processor_limit, scaled
 from tests.openapi.serving import document, serving
 
 from operations import OperationRegistry
@@ -452,6 +452,30 @@ def test_a_document_with_only_webhooks_is_reported() -> None:
     assert problem.where == "webhooks"
     assert "2 webhooks and no paths" in problem.reason
     assert not problem.is_skipped
+
+
+def test_a_reference_with_a_long_pointer_affects_only_its_users() -> None:
+    paths = {"/long": {"$ref": "#/" + "a/" * 20_000}, "/a": {"get": {"responses": {}}}}
+    service = from_openapi(document() | {"paths": paths}, CONFIG)
+
+    assert [operation.spec.meta["path"] for operation in service] == ["/a"]
+    assert [problem.where for problem in service.problems][:1] == ["/long"]
+
+
+@pytest.mark.requirement("R67")
+def test_parts_that_thousands_of_operations_share_are_examined_once() -> None:
+    types: dict[str, Any] = {f"application/x{number}": {} for number in range(5_000)}
+    operation: dict[str, Any] = {
+        "description": "é" * 300_000,
+        "responses": {"200": {"description": "", "content": types}},
+    }
+    paths = {f"/{number}": {"$ref": "#/x-shared"} for number in range(5_000)}
+    with processor_limit(5):
+        service = from_openapi(
+            document() | {"paths": paths, "x-shared": {"get": operation}}, CONFIG
+        )
+
+    assert len(service) == 5_000
 
 
 def test_references_that_form_a_cycle_affect_only_their_users() -> None:

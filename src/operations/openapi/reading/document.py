@@ -7,7 +7,7 @@ Rule 3: each response, and the target of each reference, is read once, because d
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
@@ -41,6 +41,10 @@ _METHODS = {spelled: method.upper() for method in METHODS for spelled in (method
 
 _VERSION = re.compile(r"2(\.0)?|3(\.[012](\..+)?)?")
 _SWAGGER_KEYS = frozenset({"swagger", "definitions", "basePath", "host", "securityDefinitions"})
+
+
+_MANY = 16
+"""The number of parts of an operation up to which it does not matter that other operations share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +228,21 @@ class Description:
     def _examined(self, entry: DocumentOperation) -> DocumentOperation:
         """Return an operation after noting the problems of its request, which do not skip it."""
         operation = entry.operation
-        for kind in _body_types(operation):
+        for kind in map(text_of, _body_types(operation)):
             if intended(kind) != kind:
                 reason = f"the media type of its body is misspelt and read as {intended(kind)!r}"
-                where = f"{entry.method} {entry.path}"
-                self.problems.append(Problem(where, reason, is_skipped=False))
+                self.note(entry, reason)
         if id(entry.item) in self._authorized or id(operation) in self._authorized:
             own = operation.get("security")
             if not (self.document.get("security") if own is None else own):
                 self.unsigned.append(f"{entry.method} {entry.path}")
         return entry
+
+    def note(self, entry: DocumentOperation, reason: str) -> None:
+        """Add a problem that does not skip its operation."""
+        self.memory.spend(PROBLEM + len(entry.path))
+        where = f"{entry.method} {entry.path}"
+        self.problems.append(Problem(where, reason, is_skipped=False))
 
     def _body_problem(self, node: Any) -> str | None:
         if node is None or (is_object(node) and "$ref" not in node) or self.is_swagger:
@@ -256,7 +265,11 @@ class Description:
             holder = self._merged(holder)
         parameters, responses = holder.get("parameters"), holder.get("responses")
         if is_object(parameters):
-            holder = {**holder, "parameters": self.references.value(parameters)}
+            parameters = self.references.value(parameters)
+            holder = {**holder, "parameters": parameters}
+        if is_list(parameters) and len(parameters) > _MANY:
+            # They take no memory, but time for each operation that shares them.
+            self.memory.spend(16 * len(parameters))
         if is_object(responses) and "$ref" in responses:
             holder = {**holder, "responses": self._merged(responses)}
         problem = self._parameters_problem(holder)
@@ -330,7 +343,9 @@ def _weight(path: str, operation: JSONObject) -> int:
     """Return the memory in bytes that an imported operation takes; what it copies may be shared in the document."""
     texts = len(path) + len(text_of(operation.get("operationId")))
     responses, tags = object_of(operation.get("responses")), list_of(operation.get("tags"))
-    return OPERATION + 2 * texts + 16 * (len(responses) + len(tags))
+    # The types of its body take no memory, but time for each operation that shares them.
+    parts = len(responses) + len(tags) + len(_body_types(operation))
+    return OPERATION + 2 * texts + 16 * parts
 
 
 def _is_authorization(node: JSONObject) -> bool:
@@ -368,6 +383,8 @@ class DeclaredResponses:
         self._errors: dict[str, dict[str, ErrorDefinition]] = {}
         """Errors by status, then by a key that is equal for equal responses."""
         self._produces = description.document.get("produces")
+        self._contents: dict[int, tuple[JSONObject, tuple[Any, ...]]] = {}
+        """Many media types, and one of each sort of them, by `id()`."""
         self._seen: set[str] = set()
         """The references to responses that were reported."""
 
@@ -400,8 +417,8 @@ class DeclaredResponses:
                 continue
             found = self._found(entry, status, node)
             if "links" in found:
-                links = {**(links or {}), **object_of(found["links"])}
-            for kind in references.object_at(found.get("content")):
+                links = self._with_links(links, object_of(found["links"]))
+            for kind in self._kinds(references.object_at(found.get("content"))):
                 if is_stream(str(kind)):
                     streams = True
                 else:
@@ -411,6 +428,24 @@ class DeclaredResponses:
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
         return Declared(entry, tuple(errors), links, streams, others or not streams)
+
+    def _with_links(self, links: JSONObject | None, more: JSONObject) -> JSONObject:
+        """Return all links; those of a single response are not copied, because operations may share them."""
+        if not links:
+            return more
+        self._description.memory.spend(ENTRY * (len(links) + len(more)))
+        return {**links, **more}
+
+    def _kinds(self, content: JSONObject) -> Iterable[Any]:
+        """Return media types: of many, which operations may share, at most one stream and one other."""
+        if len(content) <= _MANY:
+            return content
+        known = self._contents.get(id(content))
+        if known is None:
+            kinds = {is_stream(str(kind)): kind for kind in content}
+            # Holds the object, so that its `id()` stays unique.
+            known = self._contents[id(content)] = content, tuple(kinds.values())
+        return known[1]
 
     def _found(self, entry: DocumentOperation, status: str, node: JSONObject) -> JSONObject:
         """Return a response, or the target of a reference; a target that is not an object is reported once."""
@@ -427,8 +462,7 @@ class DeclaredResponses:
         return {}
 
     def _ignore(self, entry: DocumentOperation, reason: str) -> None:
-        where = f"{entry.method} {entry.path}"
-        self._description.problems.append(Problem(where, f"{reason}: ignored", is_skipped=False))
+        self._description.note(entry, f"{reason}: ignored")
 
     def _error(self, entry: DocumentOperation, status: str, node: JSONObject) -> ErrorDefinition:
         """Return the error that a response declares; equal responses share one error."""
@@ -487,8 +521,8 @@ def _only_ref(node: JSONObject) -> str | None:
     return f"{kind}\n{schema['$ref']}"
 
 
-def _body_types(operation: JSONObject) -> Iterable[str]:
+def _body_types(operation: JSONObject) -> Collection[Any]:
     body = operation.get("requestBody")
     if is_object(body):
-        return map(text_of, object_of(body.get("content")))
-    return map(text_of, list_of(operation.get("consumes")))
+        return object_of(body.get("content"))
+    return list_of(operation.get("consumes"))

@@ -206,8 +206,24 @@ class References:
         found = steps(self.document, pointer)
         if found is not None:
             return found[-1] if found else ("", self.document)
-        parent, _, token = pointer.rpartition("/")
-        holder = self._at(parent) if parent else None
+        place, value, is_direct = "", self.document, True
+        for token in pointer.split("/")[1:]:
+            inner = steps(value, "/" + token) if is_direct else None
+            if inner is None:
+                # From here on, the path leads through targets of references.
+                is_direct = False
+                target = self._followed(place, value)
+                inner = None if target is None else steps(target[1], "/" + token)
+                if target is None or inner is None:
+                    return None
+                place = target[0]
+            [(step, value)] = inner
+            place += step
+        return place, value
+
+    def _followed(self, place: str, value: Any) -> tuple[str, Any] | None:
+        """Return the position and the value at the end of a chain of references; None if it has no end."""
+        holder = (place, value) if place else None
         for _ in range(MAX_HOPS):
             ref = reference_of(holder[1]) if holder is not None else None
             if holder is None or ref is None:
@@ -216,10 +232,7 @@ class References:
                 holder = self.located(ref)
             except RecursionError:
                 return None
-        if holder is None:
-            return None
-        inner = steps(holder[1], "/" + token)
-        return (holder[0] + inner[0][0], inner[0][1]) if inner else None
+        return holder
 
     def _names(self) -> Iterator[tuple[str, str]]:
         """Yield the names of schemas and files (`$anchor`, `$id`, `$defs`, `$self`), in reverse order."""

@@ -229,7 +229,9 @@ class Importer:
         self._report_unknown({*names, *(each.spec.name for each in self._restored)})
         operations = [*self._restored, *self._created(found, names)]
         self._report_problems()
-        hiding = [each.spec.id for each in operations if hides_something(each.spec.description)]
+        # Each text once, because operations may share a long one.
+        hiding_texts = set(filter(hides_something, {each.spec.description for each in operations}))
+        hiding = [each.spec.id for each in operations if each.spec.description in hiding_texts]
         if hiding:
             text = "%s: the descriptions of %s contain invisible characters, for example that of %s"
             _LOGGER.warning(
