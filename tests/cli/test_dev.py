@@ -32,7 +32,9 @@ def here(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def started(here: Path, *command: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+async def started(
+    here: Path, *command: str, stdin: int | None = None
+) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A command in the folder of the file; its output is one stream."""
     environment = {
         **os.environ,
@@ -42,7 +44,7 @@ async def started(here: Path, *command: str) -> AsyncGenerator[asyncio.subproces
     environment.pop("OPERATIONS_CONFIG", None)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, cwd=here, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         yield process

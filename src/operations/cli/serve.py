@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from operations.base.errors import OperationsError
 from operations.base.tasks import shutdown_event
 from operations.base.text import counted
+from operations.cli.lan import admitting_guests
 from operations.cli.options import (
     DEFAULTS,
     PORT,
@@ -105,19 +107,26 @@ async def dev(
     /,
     *,
     port: Annotated[int | None, PORT] = None,
+    lan: Annotated[bool, Parameter(negative="")] = False,
+    host: str | None = None,
     common: Common = DEFAULTS,
 ) -> None:
     """Serve operations to yourself while you write them, and import saved changes at once.
 
     A version with an error is shown here and in the console, and the previous one stays in use. Running calls continue.
-    Callers see the text of unexpected errors. Only this machine can connect.
+    Callers see the text of unexpected errors. Only this machine can connect, unless you give --lan.
 
     Args:
         file_: A Python file with operations, or a config; by default the nearest operations.toml. A file uses the
             operations.toml beside it.
         port: The port, instead of the config's; 0 selects a free port.
+        lan: Also serve other devices of your network, such as a phone: shows a code for one device, as text and as a
+            QR code. Enter shows another one.
+        host: With --lan: the address of this machine in the network, if it has several.
         common: Options of every command.
     """
+    if host is not None and not lan:
+        raise OperationsError("--host is for --lan: without it, only this machine can connect")
     common = of_file(common, file_)
     file = common.load()
     screen = common.screen(file)
@@ -136,6 +145,10 @@ async def dev(
                 if hub.problem is not None:
                     screen.failed(f"the code cannot be used yet:\n{hub.problem}")
                 announce(url, entry_points, hub, screen)
+                if lan:
+                    guests = admitting_guests(hub, url, host, entry_points, screen)
+                    show_code = await stack.enter_async_context(guests)
+                    show_code()
                 screen.note("saved changes are served at once; press Ctrl-C to stop")
                 await shutdown.wait()
 

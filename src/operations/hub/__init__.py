@@ -109,9 +109,9 @@ class Hub:
         """The modification times of the files that this hub was built from."""
 
         self.code: Code | None = None
+        """The code of the modules, if it is imported again when it changes."""
         self.code_mode: Any = None
         """`operations.code.Code`, if the file has the table [code]."""
-        """The code of the modules, if it is imported again when it changes."""
         self.problem: str | None = None
         """Why the current version of the files cannot be used, so that the previous one stays in effect."""
         self.on_outcome: Callable[[], object] = lambda: None
@@ -120,6 +120,8 @@ class Hub:
         self.resolvers: list[Any] = []
         self.fronts: list[Front] = []
         """The fronts of this hub's servers, which limit and admit their callers."""
+        self.guest_fronts: list[Front] = []
+        """Those that never admit a caller without a credential."""
         self.reload_others: Callable[[], None] = lambda: None
         """Makes the other processes that serve the same config read it again."""
 

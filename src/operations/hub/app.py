@@ -132,9 +132,19 @@ def _with_skills(file: ConfigFile, settings: MCPServerSettings) -> MCPServerSett
 
 
 def build_app(
-    hub: Hub, *, entry_points: Collection[str] | None = None, host: str | None = None
+    hub: Hub,
+    *,
+    entry_points: Collection[str] | None = None,
+    host: str | None = None,
+    guests: IdentityResolver | None = None,
 ) -> "Starlette":
     """Return the application of a config, with all of its entry points or with the given ones.
+
+    Args:
+        hub: The hub.
+        entry_points: Their names.
+        host: The address that the application is served at.
+        guests: Makes a second application, which admits only callers with a credential of the config or of this.
 
     Raises:
         ConfigError: If a key cannot be read.
@@ -160,21 +170,26 @@ def build_app(
     app = create_app(
         hub.registry,
         **options,
-        identity=resolvers(hub) or None,
+        # The last resolver explains why a credential is wrong.
+        identity=[*([] if guests is None else [guests]), *resolvers(hub)] or None,
         resolve=hub.access.resolve,
         ready=lambda: readiness(hub),
-        anonymous=serves_anonymous(file),
+        anonymous=guests is None and serves_anonymous(file),
         authorization_servers=issuers,
         allowed_hosts=hosts,
         limits=limits_of(file),
         timeout=config.limits.timeout,
     )
-    hub.fronts.append(app.state.pipeline.front)
-    app.state.sessions.is_offered = not has_several_processes
-    streams = app.state.pipeline.front.open_streams
-    hub.serve_authority(lambda: not streams.is_closing)
+    front = app.state.pipeline.front
+    streams = front.open_streams
     # Calls that wait for approval end when the server shuts down.
     streams.on_close = hub.registry.authority.store.wake
+    if guests is not None:
+        hub.guest_fronts.append(front)
+        return app
+    hub.fronts.append(front)
+    app.state.sessions.is_offered = not has_several_processes
+    hub.serve_authority(lambda: not streams.is_closing)
     hub.registry.register_all(control_operations(hub), replace=True)
     if hub.registry.run_store is not None:
         hub.registry.register_all(run_operations(hub.registry), replace=True)

@@ -74,8 +74,9 @@ async def _apply(hub: Hub, path: Path) -> None:
     # No step fails from here on.
     if access is not None:
         hub.access.become(access)
-    for front in hub.fronts:
+    for front in (*hub.fronts, *hub.guest_fronts):
         front.configure(limits, timeout=new.config.limits.timeout)
+    for front in hub.fronts:
         front.credentials.admit_anonymous(serves_anonymous(new))
     hub.file, hub.file_times = new, times
     # Before the sources, which may take seconds: a caller may have been removed.

@@ -41,6 +41,18 @@ _URL_MARKS = "%/?:@!$&'()*+,;=-._~"
 """Characters of a path or a query that need not be encoded."""
 
 
+def own_address() -> str | None:
+    """Return the address at which other machines of the network reach this one; None without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing; it only selects the interface.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        found = str(probe.getsockname()[0])
+    return None if ipaddress.ip_address(found).is_loopback else found
+
+
 class Origin(NamedTuple):
     """Scheme, host and port of a URL, in one spelling."""
 

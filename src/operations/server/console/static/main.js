@@ -27,6 +27,8 @@ const WORKERS = "~workers";
 const APPROVALS = "~approvals";
 const RUNS = "~runs";
 const CODE = "~code";
+/** The code of an address that signs in, such as `#code=K7QF-2MXA`. */
+const ONE_TIME = /^#code=([A-Za-z0-9-]+)$/;
 const RUN = /^~runs\/(.+)$/;
 const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [WORKERS]: "Workers", [APPROVALS]: "Approvals", [RUNS]: "Runs", [CODE]: "Code" };
 
@@ -56,6 +58,11 @@ class Console {
   }
 
   async start() {
+    const [, code] = ONE_TIME.exec(location.hash) ?? [];
+    if (code) {
+      history.replaceState(null, "", location.pathname);
+      await this.session.redeem(code);
+    }
     await this.session.look();
     await this.load();
     await this.route();
@@ -195,7 +202,8 @@ class Console {
     this.page?.leave?.();
     this.page = null;
     this.list.select(wanted);
-    document.body.dataset.view = wanted === "" ? "list" : "page";
+    // On a phone, the list hides the page, but a problem is shown on the page.
+    document.body.dataset.view = wanted === "" && this.problem === null ? "list" : "page";
     for (const [page, link] of Object.entries(this.links)) link.toggleAttribute("aria-current", wanted === page || (page === RUNS && RUN.test(wanted)));
     document.title = wanted === "" ? "operations" : `${PAGES[wanted] ?? wanted} · operations`;
     // Close the previous page.

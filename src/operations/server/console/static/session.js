@@ -9,6 +9,7 @@ export class Session {
   constructor(changed) {
     this.changed = changed;
     this.identity = null;
+    this.codeProblem = "";
     this.element = el("div", { class: "session" });
     const cancel = el("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel");
     this.form = this.formOf("key", el("h2", { id: "sign-in" }, "Sign in"), cancel);
@@ -27,6 +28,16 @@ export class Session {
     this.identity = found;
     // A button that is drawn again would lose the focus.
     if (stringify(found) !== stringify(before)) this.draw();
+  }
+
+  /** Sign in with a code of the address, which a device gets from a QR code; the address forgets it. */
+  async redeem(code) {
+    try {
+      this.identity = await api.signIn(code);
+      this.draw();
+    } catch {
+      this.codeProblem = "The code of this address was used, or has ended. Sign in with a new one.";
+    }
   }
 
   /** A form that asks for a key; `id` is that of its field. */
@@ -52,6 +63,7 @@ export class Session {
     const heading = el("h1", { tabIndex: -1 }, "Sign in");
     const form = this.formOf("page-key", el("p", { class: "description" }, "This server shows its operations to callers with a key or a token."));
     form.element.className = "sign-in";
+    if (this.codeProblem) fill(form.error, this.codeProblem).hidden = false;
     return el("article", { class: "operation" }, el("header", { class: "title" }, heading), form.element);
   }
 
