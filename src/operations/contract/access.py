@@ -297,6 +297,15 @@ def enforce_access(
         raise access_denied(operation_id)
 
 
+def token_not_stored(what: str) -> CallError:
+    """Return the error for a call in a run that needs the token of its caller."""
+    message = (
+        f"{what} acts for its caller at another service, with the token that the caller sent. A run stores no token: "
+        "call the operation outside of runs"
+    )
+    return CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
+
+
 def access_denied(operation_id: str) -> CallError:
     """Return the error for a rejected caller, without a reason."""
     return CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")

@@ -575,6 +575,13 @@ class Operation(msgspec.Struct, frozen=True):
     """Whether a call is a run if the registry keeps runs, and nested calls are its steps; `required`: callers that
     cannot hold a run are rejected. Not part of the contract."""
 
+    keyed: bool = False
+    """Whether the service of an imported operation runs requests with the same key once, so that a run may send a call
+    again whose outcome is unknown. Not part of the contract."""
+
+    needs_token: bool = False
+    """Whether the source of an imported operation needs the token that the caller sent, which no run has."""
+
     lane_limit: int | None = None
     """The number of runs of one lane that work at a time, in all processes together; None for no limit."""
 

@@ -21,6 +21,7 @@ from operations.base.text import counted
 from operations.base.threads import ThreadPool
 from operations.base.time_limit import TimeLimit
 from operations.base.types import JSONObject
+from operations.contract.access import token_not_stored
 from operations.contract.context import Execute, OperationContext, OperationEnv, Reach
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.events import CallEvent, Observer
@@ -417,6 +418,8 @@ class OperationRegistry:
             raise no_store()
         try:
             value = await permit(plan, input, context)
+            if plan.operation.needs_token:
+                raise token_not_stored(plan.id)
         except CallError as error:
             report_refusal(self._services, plan.id, context, error)
             raise

@@ -52,6 +52,7 @@ from operations.runs.records import Attempt, Caller, NewRun
 from operations.runs.schedules import Cron, Schedule
 from operations.runs.sqlite import SQLiteDatabase
 from operations.runs.tables import VERSION, create_tables
+from operations.runs.texts import cleaned, enforce_integer, enforce_storable, is_storable
 from operations.runs.watchers import Watchers
 from operations.runs.writer import RunStoreError, TransactionThread
 from operations.schema import from_schema, validate_or_raise
@@ -88,6 +89,9 @@ _CHECK_SECONDS: Final = 5.0
 
 _MAX_TIME: Final = 1e15
 """The largest number of seconds or milliseconds that a start accepts."""
+
+_MAX_DIGITS: Final = 16
+"""More digits than this has no time in milliseconds."""
 
 _DAY: Final = 24 * 3600.0
 
@@ -317,7 +321,7 @@ class Runs:
         if has_lease:
             self._executor.wake()
         else:
-            self._executor.stop_all("the lease of this process is over")
+            self._executor.lose()
 
     def _on_end(self, run_id: str) -> None:
         self._changed(run_id)
@@ -489,6 +493,9 @@ class Runs:
                 raise invalid_argument(f"/{name}", message, "minimum", subject=name)
         if options.delay and options.at is not None:
             raise invalid_argument("/at", "cannot be used together with delay", "not", subject="at")
+        enforce_integer(options.priority, "priority")
+        if options.lane is not None:
+            enforce_storable(options.lane, "lane")
         owner, agent, account = callers.owner_of(context)
         return NewRun(
             id=new_request_id(),
@@ -498,7 +505,7 @@ class Runs:
             caller=callers.stored(context),
             owner=owner,
             agent=agent,
-            account=account,
+            account=None if account is None else cleaned(account),
             key=None if options.key is None else callers.key_of(options.key, plan.id, context),
             delay=int(options.delay * 1000),
             at=None if options.at is None else int(options.at),
@@ -551,7 +558,9 @@ class Runs:
 
     async def _visible(self, run_id: str, context: OperationContext, *scopes: str) -> RunState:
         await self._opened()
-        found = await self.read(lambda db: self.journal.state(db, str(run_id)))
+        given = str(run_id)
+        known = given if is_storable(given) else ""
+        found = await self.read(lambda db: self.journal.state(db, known))
         # The same error after the same work.
         if found is None or not may_see(found[1], found[2], context, *scopes):
             raise run_not_found(run_id)
@@ -589,6 +598,8 @@ class Runs:
         if status is not None and status not in list(RunStatus):
             known = ", ".join(RunStatus)
             raise invalid_argument("/status", f"is not a status: {known}", "enum", subject="status")
+        if operation is not None:
+            enforce_storable(operation, "operation")
         await self._opened()
         limit = min(max(1, limit), _MAX_PAGE)
         start = _place(after)
@@ -634,7 +645,9 @@ class Runs:
             CallError: `RUN_NOT_FOUND`, or `VALIDATION_ERROR` if the answer does not match the question.
         """
         await self._visible(run_id, context, MANAGE)
-        asked = await self.read(lambda db: self.journal.question(db, run_id, key))
+        asked = None
+        if is_storable(key):
+            asked = await self.read(lambda db: self.journal.question(db, run_id, key))
         if asked is None:
             return False
         data = _answer_to(*asked, value)
@@ -651,6 +664,7 @@ class Runs:
             CallError: `RUN_NOT_FOUND`, or `RUN_ENDED`.
         """
         await self._visible(run_id, context, MANAGE)
+        enforce_storable(name, "name")
         data = _encoded(value, "The value of a signal", self.limits.input_bytes)
         by = self._name(context)
         if not await self.write(lambda db: self.journal.signal(db, run_id, name, data, by)):
@@ -678,7 +692,7 @@ class Runs:
 
     def _name(self, context: OperationContext) -> str:
         identity = context.identity
-        return callers.OPERATOR if identity is None else identity.account
+        return callers.OPERATOR if identity is None else cleaned(identity.account)
 
 
 def _encoded(value: Any, what: str, most: int) -> bytes:
@@ -724,7 +738,8 @@ def _place(after: str | None) -> tuple[int, str] | None:
     if after is None:
         return None
     created, _, run_id = after.partition("-")
-    if not created.isdecimal() or not run_id:
+    is_place = created.isdecimal() and len(created) < _MAX_DIGITS and is_storable(run_id)
+    if not is_place or not run_id:
         raise invalid_argument("/after", "is not the next of a page", "format", subject="after")
     return int(created), run_id
 

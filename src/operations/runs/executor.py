@@ -1,7 +1,8 @@
 """The executor of a process: claims runs that are ready, as many as it has slots, and ends their attempts.
 
 Rule 1: nothing is polled for a run: the executor wakes when a run becomes ready, a slot becomes free, or time comes.
-Rule 2: without a valid lease it begins nothing.
+Rule 2: without a valid lease it begins nothing, and stops what it has begun. It looks at the time itself, because the
+        thread that renews the lease may be waiting for the database.
 """
 
 import asyncio
@@ -33,6 +34,11 @@ class Lease(Protocol):
         """Whether other processes respect it."""
         ...
 
+    @property
+    def remaining(self) -> float:
+        """The seconds for which they certainly do."""
+        ...
+
 
 class Executor:
     """Runs the attempts of one event loop.
@@ -51,6 +57,7 @@ class Executor:
         self._lent = 0
         self._ready = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unreleased: dict[str, int] = {}
         self._has_strays = False
@@ -64,6 +71,7 @@ class Executor:
     def start(self) -> None:
         """Begin to claim runs."""
         self._claiming = start_task(self._tasks, self._claim_forever())
+        self._check_lease()
         self.wake()
 
     def wake(self) -> None:
@@ -114,6 +122,9 @@ class Executor:
             failed: Whether the store did not work, so that the run may be stored or not.
         """
         self._reserved -= 1
+        if attempt is not None and not self._is_open:
+            # It is handed over with the lease.
+            return
         if attempt is not None:
             self._begin(attempt, [], context)
             return
@@ -243,11 +254,26 @@ class Executor:
         for session in tuple(self._sessions.values()):
             session.stop(reason)
 
+    def _check_lease(self) -> None:
+        """Stop the attempts as soon as the lease is not valid."""
+        left = self._lease.remaining
+        if left <= 0:
+            self.lose()
+        pause = left if left > 0 else _RETRY_SECONDS
+        self._lease_timer = self._loop.call_later(pause, self._check_lease)
+
+    def lose(self) -> None:
+        """Stop every attempt because of the lease, and release the runs that are still those of this process."""
+        for session in tuple(self._sessions.values()):
+            if session.stop("the lease of this process is over"):
+                self.unreleased(session.attempt.id, session.attempt.fence)
+
     async def close(self, grace: float) -> None:
         """Begin nothing more, wait for the attempts at most this long, and stop the others."""
         self._is_open = False
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._lease_timer):
+            if timer is not None:
+                timer.cancel()
         await cancel_tasks(self._claiming)
         for session in tuple(self._sessions.values()):
             session.hand_over()

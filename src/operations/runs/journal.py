@@ -17,7 +17,18 @@ from operations.contract.envelopes import local_envelope
 from operations.registry.runs import FINAL, RunState, RunStatus, RunStep, Waiting
 from operations.runs.database import Connection, Database
 from operations.runs.notes import Notes
-from operations.runs.records import DURABLE, ONCE, ROOT, Asked, Attempt, End, NewRun, Question, Step
+from operations.runs.records import (
+    DURABLE,
+    MARKED,
+    ONCE,
+    ROOT,
+    Asked,
+    Attempt,
+    End,
+    NewRun,
+    Question,
+    Step,
+)
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
@@ -221,11 +232,15 @@ class Journal:
             f" ORDER BY priority, created LIMIT ?{skip}",
             most,
         )
-        lanes = db.rows(
-            "SELECT DISTINCT lane FROM runs WHERE wake = 0 AND lane_limit IS NOT NULL LIMIT 100"
-        )
-        if lanes:
+        if db.rows("SELECT 1 FROM runs WHERE wake = 0 AND lane_limit IS NOT NULL LIMIT 1"):
             self._database.lock_all(db, "lanes")
+        # Full lanes are omitted here, because there may be many of them.
+        lanes = db.rows(
+            "SELECT lane FROM runs AS r WHERE wake = 0 AND lane_limit IS NOT NULL GROUP BY lane"
+            " HAVING MAX(lane_limit) > (SELECT COUNT(*) FROM runs AS w"
+            " WHERE w.lane = r.lane AND w.holder IS NOT NULL AND w.lane_limit IS NOT NULL)"
+            " ORDER BY MIN(priority), MIN(created) LIMIT 100"
+        )
         for (lane,) in lanes:
             ((working,),) = db.rows(
                 "SELECT COUNT(*) FROM runs WHERE lane = ? AND holder IS NOT NULL AND lane_limit IS NOT NULL",
@@ -295,7 +310,7 @@ class Journal:
         if not self._holds(db, run_id, fence):
             return False
         now = db.now()
-        if step.kind == ONCE:
+        if step.kind in MARKED:
             sql = "UPDATE steps SET ended = ?, result = ?, error = ? WHERE run = ? AND name = ?"
             if db.count(sql, now, result, error, run_id, step.name):
                 return True
@@ -893,8 +908,9 @@ class Journal:
         rows = db.rows(
             "UPDATE runs SET status = 'failed', error = ?, wake = NULL, waiting = NULL, updated = ?,"
             " expires = ? + COALESCE(retention, ?), fence = fence + 1, revision = revision + 1"
-            " WHERE status = 'input_required' AND holder IS NULL AND updated < ? RETURNING id, operation",
-            _encode(error.to_wire()), now, now, self._kept("failed"), now - self._kept("unanswered"),
+            " WHERE status = 'input_required' AND holder IS NULL AND updated < ? AND (wake IS NULL OR wake > ?)"
+            " RETURNING id, operation",
+            _encode(error.to_wire()), now, now, self._kept("failed"), now - self._kept("unanswered"), now,
         )  # fmt: skip
         for run_id, operation in rows:
             db.changed(run_id)

@@ -1,7 +1,8 @@
 """The lease of an executor, renewed by a thread of its own: a handler that blocks the event loop keeps its runs.
 
 Rule 1: the time of a lease is that of the database.
-Rule 2: an executor that could not renew in time stops its runs before another one may take them over.
+Rule 2: an executor that could not renew in time stops its runs before another one may take them over; it reads the time
+        that is left, because this thread may be waiting for the database.
 """
 
 import logging
@@ -86,7 +87,14 @@ class Keeper:
     @property
     def is_valid(self) -> bool:
         """Whether other processes certainly respect the lease for a while."""
-        return self.holder is not None and monotonic() - self._renewed_at < self._margin
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> float:
+        """The seconds for which the lease is certainly valid, unless it is renewed."""
+        if self.holder is None:
+            return 0.0
+        return self._renewed_at + self._margin - monotonic()
 
     @property
     def _margin(self) -> float:

@@ -134,6 +134,12 @@ ROOT: Final = "."
 ONCE: Final = "once"
 """A call that must not run twice: its marker is committed before it begins."""
 
+KEYED: Final = "keyed"
+"""A call whose service runs requests with the same key once: it has a marker, and is sent again with its key."""
+
+MARKED: Final = (ONCE, KEYED)
+"""The calls whose marker is committed before they begin."""
+
 MUTATION: Final = "mutation"
 """An idempotent mutation: it has no marker, but a new one waits until the recorded ones were asked for again."""
 

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -38,6 +39,8 @@ from operations.runs.database import Connection
 from operations.runs.journal import Journal, Limits, cancelled_error
 from operations.runs.records import (
     DURABLE,
+    KEYED,
+    MARKED,
     MUTATION,
     ONCE,
     QUERY,
@@ -50,6 +53,7 @@ from operations.runs.records import (
     Step,
 )
 from operations.runs.steps import RecordedSteps, StepNames
+from operations.runs.texts import cleaned
 from operations.runs.writer import RunStoreError
 
 logger = logging.getLogger("operations")
@@ -60,7 +64,7 @@ CLEANUP_SECONDS: Final = 5.0
 """How long a cancelled handler may clean up."""
 
 _ABSENT_MILLISECONDS: Final = 5_000
-"""The time until a run is tried again whose operation is not available."""
+"""The time until a run is tried again whose operation is not available, or whose caller cannot be checked."""
 
 _PROGRESS_SECONDS: Final = 0.2
 """Seconds between two writes of the progress of a run."""
@@ -139,7 +143,7 @@ class Session:
         self._cancelled = self._is_leaving = False
         self._count = len(steps)
         self._begun: dict[str, Step] = {}
-        """The calls that may run only once, and are running."""
+        """The calls with a marker that are running."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._progress: tuple[Any, str | None] | None = None
         self._operation: Operation | None = None
@@ -161,8 +165,8 @@ class Session:
             if end is None and not self._closed:
                 end = await self._call_root()
         except RunStoreError:
-            # The authority of the caller cannot be read.
             self.close("the store of runs does not work")
+            self.host.unreleased(self.attempt.id, self.attempt.fence)
             end = None
         except CallError as error:
             end = failed(error)
@@ -187,7 +191,7 @@ class Session:
             namespace = attempt.operation.partition(".")[0]
             if host.registry.is_absent(namespace) or host.registry.awaits_sources():
                 # Its source is not connected now.
-                await self._postpone()
+                await self._postpone("its operation is not available now")
                 return None
             return failed(operation_not_found(attempt.operation))
         if host.digest_of(operation) != attempt.digest:
@@ -198,7 +202,15 @@ class Session:
             self.identity = self._given.identity
             base = self._given
         else:
-            caller, self.identity = await host.caller_of(attempt)
+            try:
+                caller, self.identity = await host.caller_of(attempt)
+            except Exception as error:
+                if isinstance(error, CallError) and error.code != ErrorCode.UNAVAILABLE:
+                    raise
+                # Whether it may continue is not known now, so it neither continues nor fails.
+                logger.warning("the caller of the run %s cannot be checked: %r", attempt.id, error)
+                await self._postpone("its caller cannot be checked now")
+                return None
             base = OperationContext(
                 identity=self.identity,
                 trusted=caller.trusted,
@@ -219,10 +231,10 @@ class Session:
         )
         return None
 
-    async def _postpone(self) -> None:
+    async def _postpone(self, reason: str) -> None:
         """Queue the run again after some seconds."""
         attempt, journal = self.attempt, self.host.journal
-        self.close("its operation is not available now")
+        self.close(reason)
         await self.host.write(
             lambda db: journal.release(
                 db, attempt.id, attempt.fence, db.now() + _ABSENT_MILLISECONDS
@@ -328,11 +340,17 @@ class Session:
         for task in self._tasks:
             task.cancel()
 
-    def stop(self, reason: str) -> None:
-        """End the attempt without a final state: cancel its handler, which cannot record anything any more."""
-        if not self._closed:
-            self.close(reason)
-            self._interrupt()
+    def stop(self, reason: str) -> bool:
+        """End the attempt without a final state: cancel its handler, which cannot record anything any more.
+
+        Returns:
+            False if the attempt has ended already.
+        """
+        if self._closed:
+            return False
+        self.close(reason)
+        self._interrupt()
+        return True
 
     def cancel(self) -> None:
         """Cancel the run: its handler may clean up, and make calls for it."""
@@ -406,7 +424,7 @@ class Session:
             self.recorded.ask(step)
             if step.is_recorded:
                 return self._replayed(step, child)
-        await self._enforce_new(operation_id)
+        await self._enforce_new(operation_id, name)
         await self._enforce_open(new=True)
         while True:
             scope = PendingCall(self, name, parent, operation_id)
@@ -471,7 +489,7 @@ class Session:
                 if found.error is not None:
                     raise _error(found.error)
                 return msgspec.json.decode(found.result or b"null")
-        await self._enforce_new(operation)
+        await self._enforce_new(operation, full)
         await self._enforce_open(new=True)
         step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
         if once:
@@ -497,11 +515,20 @@ class Session:
         await self._record(step, data, None)
         return result
 
-    async def _enforce_new(self, operation: str) -> None:
-        """Check that a new step may begin: its run has room for it, and its caller is still valid."""
-        self._take_room()
-        if self.identity is not None:
-            await enforce_current(self.identity, operation)
+    async def _enforce_new(self, operation: str, name: str) -> None:
+        """Check that a new step may begin: its run has room for it, and its caller is still valid.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED`, `ACCESS_DENIED`, or `UNAVAILABLE` if revocations cannot be read. The name
+                of the step is free again.
+        """
+        try:
+            if self.identity is not None:
+                await enforce_current(self.identity, operation)
+            self._take_room()
+        except CallError:
+            self.names.give_back(name)
+            raise
 
     def _take_room(self) -> None:
         """Count a new step.
@@ -523,15 +550,17 @@ class Session:
             kind = DURABLE
         elif spec.replayable:
             kind = QUERY if spec.type is OperationType.QUERY else MUTATION
+        elif operation.keyed:
+            kind = KEYED
         step = Step(name, parent, operation_id, kind, 0, 0, None, None, None)
         if (
             name != ROOT
-            and kind in (ONCE, MUTATION)
+            and kind in (*MARKED, MUTATION)
             and not await self.recorded.all_asked(operation_id)
         ):
             await self._diverged(operation_id)
         await self._enforce_open()
-        if kind == ONCE or (name == ROOT and self._spends_once and not self.is_admitted):
+        if kind in MARKED or (name == ROOT and self._spends_once and not self.is_admitted):
             await self._mark(step)
         return step
 
@@ -549,7 +578,7 @@ class Session:
 
     async def _mark(self, step: Step) -> None:
         attempt, journal = self.attempt, self.host.journal
-        if step.kind == ONCE:
+        if step.kind in MARKED:
             self._begun[step.name] = step
         await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, step))
         await self._enforce_open()
@@ -805,7 +834,7 @@ class Session:
         value: dict[str, Any] = {"progress": progress}
         if total is not None:
             value["total"] = total
-        self._progress = value, message
+        self._progress = value, None if message is None else cleaned(message)
         if not is_waiting and not self._closed:
             self._start(self._store_progress())
 
@@ -814,11 +843,13 @@ class Session:
         while self._progress is not None and not self._closed:
             value, message = self._progress
             data = msgspec.json.encode(value)
-            await self.host.write(
-                lambda db, data=data, message=message: journal.report(  # type: ignore[misc]
-                    db, attempt.id, attempt.fence, data, message
+            with suppress(RunStoreError):
+                # The next value may be stored.
+                await self.host.write(
+                    lambda db, data=data, message=message: journal.report(  # type: ignore[misc]
+                        db, attempt.id, attempt.fence, data, message
+                    )
                 )
-            )
             await asyncio.sleep(_PROGRESS_SECONDS)
             if self._progress == (value, message):
                 self._progress = None

@@ -16,7 +16,8 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from operations.base.json.values import as_json, canonical
-from operations.runs.records import MUTATION, ONCE, Step
+from operations.runs.records import MARKED, MUTATION, ONCE, Step
+from operations.runs.texts import enforce_storable
 
 DIVERGENCE_SECONDS: Final = 2.0
 """How long a new mutation waits until the recorded ones have been asked for."""
@@ -39,7 +40,9 @@ class StepNames:
 
         Raises:
             JSONValueError: If the input is not JSON.
+            CallError: `VALIDATION_ERROR` if the name of the operation or the step cannot be stored.
         """
+        enforce_storable(operation, "name")
         text = canonical([parent, as_json(input)])
         stem = f"{operation}#{sha256(text).hexdigest()[:32]}"
         if self._returned.get(stem):
@@ -64,7 +67,7 @@ class RecordedSteps:
         self._asked = asyncio.Event()
         for step in self._steps.values():
             self._children[step.parent].append(step)
-            if step.kind in (ONCE, MUTATION):
+            if step.kind in (*MARKED, MUTATION):
                 self._unasked[step.operation].add(step.name)
 
     def __len__(self) -> int:

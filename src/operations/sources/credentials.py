@@ -30,7 +30,7 @@ from operations.base.json.decoding import decode_json
 from operations.base.json.values import MAX_REQUEST_VALUES, JSONValueError, object_of, text_of
 from operations.base.text import enforce_lists
 from operations.base.types import FunctionName, JSONObject
-from operations.contract.access import Identity
+from operations.contract.access import Identity, token_not_stored
 from operations.contract.context import NO_CALL, OperationContext
 from operations.contract.options import NAMED
 from operations.io.proxies import reason_of, shown_proxy, usual_proxy
@@ -169,8 +169,11 @@ class TokenExchange:
 
         Raises:
             CallError: `ACCESS_DENIED` if the caller did not send a token; `EXECUTION_ERROR` if the authorization server
-                rejects the exchange; `UNAVAILABLE` if it does not respond.
+                rejects the exchange; `UNAVAILABLE` if it does not respond, or the call belongs to a run.
         """
+        if context.scope is not None:
+            # Another attempt would not have it.
+            raise token_not_stored("This operation")
         identity = context.identity
         subject = None if identity is None else _held_token(identity)
         if subject is None and context is not NO_CALL:

@@ -46,6 +46,7 @@ from operations.mcp.source.tasks import call_with_tasks, is_task, result_of
 from operations.schema import Change, Schema, from_schema
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import rewritten
+from operations.sources.credentials import CallerToken
 
 # ------------------------------------------------------------ content
 
@@ -337,6 +338,7 @@ def build_tool(
         exact_schemas=config.exact_schemas,
         descriptions=config.descriptions,
         durable=durable,
+        needs_token=isinstance(config.auth, CallerToken) and config.auth.exchange is not None,
     )
 
 

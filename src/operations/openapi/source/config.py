@@ -328,6 +328,11 @@ class HTTPServiceConfig(ConnectionConfig):
     """Also retry requests of any method after a 503. Set this if the API returns 503 only for requests that it did not
     process."""
 
+    idempotency: bool = False
+    """Send an `Idempotency-Key` with every request: the same for all attempts of a step of a run, and a new one for any
+    other call. Set this if the API runs requests with the same key once: a run then sends a call again whose outcome is
+    unknown."""
+
     restore: bool = False
     """Trust the document's `x-operations`: names, types and errors of an exported registry."""
 
@@ -404,6 +409,16 @@ class HTTPServiceConfig(ConnectionConfig):
         self.enforce_connection()
         if self.files_root is not None:
             FilesRoot(self.files_root)
+
+    @property
+    def exchanges_tokens(self) -> bool:
+        """Whether requests need the token that the caller sent."""
+        given = [
+            getattr(self.auth, "token", None),
+            *self.credentials.values(),
+            *self.headers.values(),
+        ]
+        return any(isinstance(each, CallerToken) and each.exchange is not None for each in given)
 
     @property
     def response_values(self) -> int:

@@ -413,6 +413,8 @@ class Importer:
             exact_schemas=self._config.exact_schemas,
             descriptions=self._config.descriptions,
             durable=endpoint.is_long,
+            keyed=self._config.idempotency,
+            needs_token=self._config.exchanges_tokens,
         )
 
     def _is_long(self, entry: DocumentOperation, name: str) -> bool:

@@ -14,16 +14,17 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode
-from operations.base.json.values import list_of, object_of, text_of
+from operations.base.json.values import canonical, list_of, object_of, text_of
 from operations.base.text import names_a_secret
 from operations.base.types import JSONObject
-from operations.contract.context import OperationContext
+from operations.contract.context import OperationContext, new_request_id
 from operations.io.hosts import Origin, joined_url
 from operations.io.http.client import (
     enforce_header,
@@ -278,6 +279,8 @@ class Security:
             **config.headers,
             **{name: partial(_of_call, value) for name, value in config.call_headers.items()},
         }
+        if config.idempotency:
+            self._headers["Idempotency-Key"] = _idempotency_key
         self._base_query = urlsplit(config.base_url or "").query
         self._sources: dict[bytes, TokenSource] = {}
         self._warned: set[Origin] = set()
@@ -429,6 +432,15 @@ def _of_call(value: CallValue, context: OperationContext) -> str | None:
     if value == "identity_id":
         return None if context.identity is None else context.identity.id
     return context.request_id if value == "request_id" else context.parent_request_id
+
+
+def _idempotency_key(context: OperationContext) -> str:
+    """Return the key of a request: that of its step, which another caller cannot use, or a new one."""
+    if context.key is None:
+        return new_request_id()
+    identity = context.identity
+    whose = [None, None] if identity is None else [identity.id, identity.issuer]
+    return sha256(canonical([*whose, context.key])).hexdigest()
 
 
 def _apply_http(signature: RequestCredentials, word: str, credential: Any) -> None:
