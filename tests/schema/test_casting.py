@@ -898,7 +898,7 @@ def test_an_invalid_declared_default_is_reported() -> None:
     value, changes = compiled.normaliser("create")({})
 
     assert changes is not None, "it is still to be checked"
-    assert not compiled.is_valid(value)
+    assert not compiled.check.is_valid(value)
 
 
 def test_an_unsatisfiable_alternative_is_never_chosen() -> None:
@@ -912,7 +912,7 @@ def test_an_unsatisfiable_alternative_is_never_chosen() -> None:
 
     value, changes = compiled.normaliser("create")({"a": "x"})
 
-    assert changes is not None or compiled.is_valid(value)
+    assert changes is not None or compiled.check.is_valid(value)
 
 
 @pytest.mark.parametrize("constant", [2**63 - 1, 2**63, 2**64, -(2**63) - 1])

@@ -492,7 +492,7 @@ class ApprovalRule:
 
 @lru_cache(maxsize=256)
 def _compiled(schema: bytes) -> Any:
-    return from_schema(msgspec.json.decode(schema)).compile().accepts
+    return from_schema(msgspec.json.decode(schema)).compile().check.accepts
 
 
 class SourceInfo(msgspec.Struct, frozen=True):

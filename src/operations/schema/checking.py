@@ -381,7 +381,6 @@ class Checker:
         accepts: Returns whether a JSON value is valid.
         dropped: Patterns that were removed, with their locations.
         caches: Data that other modules store with the document.
-        normalisers: The casts of the document, by policy.
         max_plans: The largest number of plans for the document.
 
     Args:
@@ -411,7 +410,6 @@ class Checker:
         self._fancy = patterns.fancy
         self._registry: jsonschema_rs.Registry | None = None
         self.caches: dict[str, Any] = {}
-        self.normalisers: dict[str, Any] = {}
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
         root_schema = self.document.root.schema
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:

@@ -29,11 +29,9 @@ from operations.base.work import PIECE, BudgetSpentError, Explanation, InlineWor
 from operations.schema.casting import (
     MAX_MISMATCHES,
     NOT_NORMALISED,
-    Caches,
     CastPolicy,
+    Casts,
     Normalise,
-    Normaliser,
-    caches_of,
     within_budget,
 )
 from operations.schema.casting.changes import CastResult, Change, Changes
@@ -42,9 +40,8 @@ from operations.schema.compiling import MAX_SCHEMA_VALUES, ExplosionError
 from operations.schema.dividing import fits, size_of
 from operations.schema.explain import ValidationIssue, explain, mismatch_error
 from operations.schema.members import place_of
-from operations.schema.plans import MISSING, Plan
+from operations.schema.plans import Plan
 from operations.schema.references import is_annotation
-from operations.schema.values import scalar_types
 
 _logger = logging.getLogger("operations")
 
@@ -54,18 +51,41 @@ NOT_EXPLAINED = "was not examined further: budget"
 _LONG_DOCUMENT = 10_000
 """The bytes of a third party's document that is not compiled in the event loop."""
 
-_ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
-"""Types that have no value outside JSON."""
 
+class CompiledSchema:
+    """A compiled schema: its check, its errors and its casts.
 
-class CompiledSchema(Checker):
-    """A compiled schema: its check, its errors and its casts."""
+    Args:
+        root: The document.
+        drop_patterns: Remove patterns that cannot be run safely, instead of raising an error.
+        shared: Shared definitions to use; the document's own definitions are added to them.
+
+    Attributes:
+        check: The validators of the document.
+
+    Raises:
+        SchemaError: If the document is not a JSON Schema or exceeds a limit; the message names the location.
+    """
+
+    def __init__(
+        self,
+        root: JSONSchema,
+        *,
+        drop_patterns: bool = False,
+        shared: SharedDefinitions | None = None,
+    ) -> None:
+        self.check = Checker(root, drop_patterns=drop_patterns, shared=shared)
+        self._casts = Casts(self.check)
+
+    @property
+    def accepts_all(self) -> bool:
+        """Whether the document is `true`, which also replaces a document that cannot be compiled."""
+        return self.check.document.root.schema is True
 
     @property
     def certain(self) -> frozenset[type]:
         """The types all of whose values are valid, so that they need neither a check nor a cast."""
-        plan = self.plan
-        return scalar_types(plan.types or ()) & _ALWAYS_JSON if plan.is_bare else frozenset()
+        return self._casts.certain
 
     @property
     def flat(self) -> Callable[[bytes], JSONObject] | None:
@@ -73,33 +93,21 @@ class CompiledSchema(Checker):
 
         Raises `REFUSALS` for any other value, and for some valid objects, such as one with 1.0 as an integer.
         """
-        plan = self.plan
-        if plan.choices or plan.types != ("object",) or plan.keeps_unnamed:
-            return None
-        parts = {name: plan.part(field.sites) for name, field in plan.fields.items()}
-        if any(part.leaf_types is None for part in parts.values()):
-            return None
-        # A cast fills a missing default, so its type does not require the property.
-        if any(parts[name].default is not MISSING for name in plan.required):
-            return None
-        typed = self._caches.quick.typed(plan)
-        return typed.decode if typed is not None and typed.shape.exact else None
+        return self._casts.flat
 
     @property
     def plan(self) -> Plan:
         """The merged requirements of the whole document."""
-        return self._caches.planner.plan((self.document.root,))
+        return self._casts.plan
 
     @property
-    def _caches(self) -> Caches:
-        return caches_of(self.scope, "cast")
+    def check_text(self) -> Callable[[bytes], Any] | None:
+        """Raises `REFUSALS` unless a JSON text is valid and needs no change under any policy; see `Schema`."""
+        return self._casts.check_text
 
     def normaliser(self, policy: CastPolicy) -> Normalise:
         """Return the cast under `policy`, which is created once."""
-        found = self.normalisers.get(policy)
-        if found is None:
-            found = self.normalisers[policy] = Normaliser(self, policy)
-        return found.normalise
+        return self._casts.normaliser(policy).normalise
 
     def fits(self, value: Any, work: Work) -> bool:
         """Return whether a JSON value is valid.
@@ -125,7 +133,7 @@ class CompiledSchema(Checker):
             return self.fits(value, work or InlineWork())
         if work is not None:
             work.spend(cost)
-        return self.accepts(value)
+        return self.check.accepts(value)
 
     @cached_property
     def _weight(self) -> int:
@@ -137,8 +145,8 @@ class CompiledSchema(Checker):
         Raises:
             BudgetSpentError: If the budget does not suffice.
         """
-        planner = self._caches.planner
-        issues = explain(planner, self.document.root, value, work, MAX_MISMATCHES)
+        planner = self._casts.planner
+        issues = explain(planner, self.check.document.root, value, work, MAX_MISMATCHES)
         return Changes(place_of(planner, [self.plan]), work).add_mismatches(issues, value).listed()
 
     def errors(self, value: Any, work: Work | None = None) -> list[ValidationIssue]:
@@ -152,7 +160,7 @@ class CompiledSchema(Checker):
             value = as_json(value)
             if self.fits(value, work):
                 return []
-            explain(self._caches.planner, self.document.root, value, work, into=found)
+            explain(self._casts.planner, self.check.document.root, value, work, into=found)
         except JSONValueError as error:
             return [ValidationIssue(error.path, error.reason, "json")]
         except BudgetSpentError:
@@ -261,8 +269,7 @@ class Schema:
         """
         if isinstance(self.document, bool) or self.is_empty:
             return self.is_empty
-        # `True` replaces a document that cannot be compiled.
-        return self.compile().document.root.schema is True
+        return self.compile().accepts_all
 
     @property
     def casts_slowly(self) -> bool:
@@ -279,8 +286,7 @@ class Schema:
 
         None before the first cast, and for schemas without an exact type.
         """
-        normaliser = None if self._compiled is None else self._compiled.normalisers.get("cast")
-        return None if normaliser is None else normaliser.check_text
+        return None if self._compiled is None else self._compiled.check_text
 
     @property
     def compiles_slowly(self) -> bool:
@@ -314,10 +320,10 @@ class Schema:
                 "A schema cannot be used and accepts any value instead: %s", printable(str(error))
             )
             compiled = CompiledSchema(True)
-        if compiled.dropped:
+        if compiled.check.dropped:
             _logger.warning(
                 "Patterns that cannot be run safely are not checked: %s",
-                printable("; ".join(compiled.dropped)),
+                printable("; ".join(compiled.check.dropped)),
             )
         return compiled
 
@@ -335,8 +341,8 @@ class Schema:
         if (
             compiled is not None
             and self._shared is None
-            and not compiled.dropped
-            and compiled.document.root.schema is not True
+            and not compiled.check.dropped
+            and not compiled.accepts_all
         ):
             self._compiled = None
 
@@ -361,7 +367,7 @@ class Schema:
         """
         compiled = self.compile()
         try:
-            return compiled.is_valid(value)
+            return compiled.check.is_valid(value)
         except Exception:  # noqa: BLE001 - the value's own methods may raise anything
             return False
 

@@ -22,6 +22,7 @@ from operations.base.json.values import (
     object_of,
 )
 from operations.base.types import JSONObject, JSONSchema
+from operations.schema.checking import Checker
 from operations.schema.compiling import (
     ANY_TEXT,
     is_linear,
@@ -29,7 +30,6 @@ from operations.schema.compiling import (
     new_text_test,
     written_length,
 )
-from operations.schema.document import CompiledSchema
 from operations.schema.references import (
     APPLIED,
     PART_LISTS,
@@ -154,8 +154,8 @@ class CountedSchema:
     """
 
     def __init__(self, document: JSONSchema) -> None:
-        self._compiled = CompiledSchema(document)
-        inside = self._compiled.document
+        self._check = Checker(document)
+        inside = self._check.document
         self._root = _Node(inside, inside.root)
         self._nodes = _linked(inside, self._root)
         self.size = len(self._nodes)
@@ -168,7 +168,7 @@ class CountedSchema:
         """
         units = self._bound(value, work.left)
         work.spend(self._count(value, work.left) if units is None else units)
-        return self._compiled.accepts(value)
+        return self._check.accepts(value)
 
     def with_defaults(self, value: Any, filled: Any, work: Work) -> Any:
         """Return `value` with what it omits of `filled` and the schema restricts; itself if there is nothing.

@@ -247,7 +247,7 @@ class Tool:
             return []
         compiled = self._result_schema.compile()
         if isinstance(data, bytes):
-            is_valid = compiled.is_valid(_base64(data))
+            is_valid = compiled.check.is_valid(_base64(data))
             return [] if is_valid else [Change("", "mismatch", 1, "is bytes instead of JSON")]
         # An earlier hop may have noted a mismatch with another schema.
         work = Explanation()

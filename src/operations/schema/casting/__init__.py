@@ -22,6 +22,7 @@ from operations.base.json.values import (
     to_json,
     to_json_within,
 )
+from operations.base.types import JSONObject
 from operations.base.work import CONVERTED, SMALL, BudgetSpentError, FreeWork, InlineWork, Work
 from operations.schema.casting.changes import Change, Changes, Uniform
 from operations.schema.casting.stripping import StrippingPass
@@ -31,7 +32,8 @@ from operations.schema.checking import Checker
 from operations.schema.dividing import fits
 from operations.schema.explain import Known, explain
 from operations.schema.members import place_of
-from operations.schema.plans import Planner, Scope
+from operations.schema.plans import MISSING, Plan, Planner, Scope
+from operations.schema.values import scalar_types
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""
@@ -76,6 +78,9 @@ _LONG = 50_000
 
 MAX_MISMATCHES = 1_000
 """How many mismatches of one value are counted."""
+
+_ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
+"""Types that have no value outside JSON."""
 
 _MAX_ROUNDS = 8
 """The largest number of repeated casts, for unions whose members depend on each other's defaults."""
@@ -361,6 +366,67 @@ class Normaliser:
         except JSONValueError:
             return None
         return (plain,) if self._is_accepted(plain, work) else None
+
+
+class Casts:
+    """The casts of one document: its plan, a normaliser for each policy, and the shortcuts for simple schemas.
+
+    Each is created when it is first needed, because many schemas never cast a value.
+    """
+
+    __slots__ = ("_check", "_normalisers")
+
+    def __init__(self, check: Checker) -> None:
+        self._check = check
+        self._normalisers: dict[CastPolicy, Normaliser] = {}
+
+    @property
+    def _caches(self) -> Caches:
+        return caches_of(self._check.scope, "cast")
+
+    @property
+    def planner(self) -> Planner:
+        """The plans of the document, or of all documents that share its definitions."""
+        return self._caches.planner
+
+    @property
+    def plan(self) -> Plan:
+        """The merged requirements of the whole document."""
+        return self._caches.planner.plan((self._check.document.root,))
+
+    def normaliser(self, policy: CastPolicy) -> Normaliser:
+        """Return the normaliser of a policy, which is created once."""
+        found = self._normalisers.get(policy)
+        if found is None:
+            found = self._normalisers[policy] = Normaliser(self._check, policy)
+        return found
+
+    @property
+    def check_text(self) -> Callable[[bytes], Any] | None:
+        """That of the normaliser of `cast`; None if there is none yet."""
+        normaliser = self._normalisers.get("cast")
+        return None if normaliser is None else normaliser.check_text
+
+    @property
+    def certain(self) -> frozenset[type]:
+        """The types all of whose values are valid, so that they need neither a check nor a cast."""
+        plan = self.plan
+        return scalar_types(plan.types or ()) & _ALWAYS_JSON if plan.is_bare else frozenset()
+
+    @property
+    def flat(self) -> Callable[[bytes], JSONObject] | None:
+        """Decodes a valid object of scalars from MessagePack; see `CompiledSchema.flat`."""
+        plan = self.plan
+        if plan.choices or plan.types != ("object",) or plan.keeps_unnamed:
+            return None
+        parts = {name: plan.part(field.sites) for name, field in plan.fields.items()}
+        if any(part.leaf_types is None for part in parts.values()):
+            return None
+        # A cast fills a missing default, so its type does not require the property.
+        if any(parts[name].default is not MISSING for name in plan.required):
+            return None
+        typed = self._caches.quick.typed(plan)
+        return typed.decode if typed is not None and typed.shape.exact else None
 
 
 def within_budget(normalise: Normalise, value: Any, work: Work) -> tuple[Any, list[Change] | None]:
