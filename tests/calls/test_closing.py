@@ -425,7 +425,7 @@ async def test_a_rejection_cancelled_before_it_is_sent_leaves_nothing(
     request = RequestPayload(request_id="r1", operation_id="math.add", input={"a": 1, "b": 2})
     async with serve_calls(registry, target) as worker:
         before = asyncio.all_tasks()
-        worker._is_leaving = True
+        worker._replies.is_leaving = True
         worker.receive(Delivery(encode_event(CallRequested(payload=request)), target.mailbox()))
         refusing = asyncio.all_tasks() - before
         for task in refusing:

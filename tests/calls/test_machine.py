@@ -168,8 +168,8 @@ class Calls(RuleBasedStateMachine):
         async def kill() -> None:
             await victim._accepting.aclose()
             await victim._listening.aclose()
-            victim.target = MemoryTarget()
-            for task in (*victim._running, *victim._background):
+            victim._replies.target = MemoryTarget()
+            for task in (*victim._runner.running, *victim._replies.background):
                 task.cancel()
             await asyncio.sleep(0.001)
 

@@ -10,7 +10,7 @@ from tests.limits import scaled, time_limit
 
 from operations.base.deadline import NEVER, DeadlineTable
 from operations.base.errors import CallError
-from operations.calls.serving.execution import AdmissionQueue
+from operations.calls.serving.admission import AdmissionQueue
 from operations.calls.serving.jobs import MAX_UNREAD_BYTES, Pace, WorkerConfig
 from operations.contract.context import new_request_id
 from operations.pubsub.delivery import WEIGHT, Recent
@@ -33,8 +33,8 @@ class Floor:
 
     def __init__(self, **limits: Any) -> None:
         self.started: list[Work] = []
-        start: Any = self._start
-        self.admission: Any = AdmissionQueue(WorkerConfig(**limits), start)
+        self.admission: Any = AdmissionQueue(WorkerConfig(**limits))
+        self.admission.start = self._start
 
     def offer(self, work: Work) -> str | None:
         """The reason why it is rejected."""
@@ -164,7 +164,7 @@ async def test_f37_other_calls_are_not_delayed_forever(monkeypatch: pytest.Monke
 
 
 def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.calls.serving.execution.MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr("operations.calls.serving.admission.MAX_WAITING_BYTES", 100)
     floor = Floor(concurrency=1, max_waiting=10)
     assert floor.offer(Work()) is None
     assert floor.offer(Work(size=80)) is None
@@ -173,7 +173,7 @@ def test_the_line_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_call_that_ended_while_it_waited_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.calls.serving.execution.MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr("operations.calls.serving.admission.MAX_WAITING_BYTES", 100)
     floor = Floor(concurrency=1, max_waiting=1)
     first, ended, fresh = Work(), Work(size=80), Work(size=80)
     for work in (first, ended):

@@ -223,7 +223,7 @@ async def test_a_mutation_does_not_run_again_after_many_other_messages(tmp_path:
             await near.enqueue("operations", body, key=f"k{number}", reply_to="", wait=1)
         assert worker.ignored == 10_000
         # The number of ids that the worker itself stores is bounded as well.
-        worker._recent = Recent()
+        worker._replies.recent = Recent()
         await repeat(bare, *overheard[0], key="again")
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
