@@ -622,7 +622,7 @@ async def test_an_approval_does_not_match_a_similar_input(approved: Any, tried: 
     for value in (approved, tried):
         with pytest.raises(CallError) as caught:
             await registry.authority.admit(
-                deleting, "digest", value, OperationContext(identity=ALICE)
+                deleting, "digest", value, OperationContext(identity=ALICE), None, lambda same: same
             )
         ids.add(caught.value.details["approval"].partition("-")[0])
     assert len(ids) == 2

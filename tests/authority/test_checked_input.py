@@ -46,6 +46,7 @@ from operations import (
     OperationRegistry,
 )
 from operations.authority import ApprovalRule, Authority, Grants
+from operations.base.work import BudgetSpentError, Work, working
 from operations.schema import CheckedForm
 from operations.schema.python.signatures import ArgumentReader
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
@@ -513,6 +514,19 @@ async def test_the_form_of_a_call_that_has_ended_is_not_written(
 
     assert len(read) < 600
     assert world.ran == []
+
+
+@pytest.mark.requirement("R67")
+@pytest.mark.parametrize("part", ["filled", "generated", "secrets"])
+def test_the_places_of_a_form_are_not_changed_for_a_call_that_has_ended(part: str) -> None:
+    work = Work()
+    work.stop()
+    places: dict[str, Any] = {part: tuple((index, "a") for index in range(1_000))}
+    form = CheckedForm(value=[{"a": 1}] * 1_000, **places)
+
+    with working(work), pytest.raises(BudgetSpentError):
+        _ = form.sent, form.bound, form.shown
+    _ = form.sent, form.bound, form.shown
 
 
 def test_many_places_of_a_form_are_changed_in_one_pass() -> None:

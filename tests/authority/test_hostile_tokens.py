@@ -6,6 +6,7 @@ are spent.
 
 import hmac
 import json
+import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -16,15 +17,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.authority.test_entry_points import ENTRY_POINTS, Failed, opened
 
-from operations import CallError, Identity, OperationContext, OperationRegistry
-from operations.authority import Block, Grant, GrantError, Grants, narrow, new_block
+from operations import (
+    CallError,
+    Identity,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    from_schema,
+)
+from operations.authority import (
+    ApprovalRule,
+    Block,
+    Grant,
+    GrantError,
+    Grants,
+    narrow,
+    new_block,
+)
 from operations.authority import approvals as approving
 from operations.authority import grants as resolving
 from operations.base import patterns as patterns_module
 from operations.base.json.values import object_of
+from operations.base.work import BudgetSpentError
 from operations.contract import grant as granting
 from operations.schema import compiling
 from operations.schema.work import MAX_WORK, CountedSchema, TooMuchWorkError, Work
+from operations.tools import ToolConfig, configure_tools
 
 pytestmark = [pytest.mark.anyio, pytest.mark.requirement("R67")]
 
@@ -229,6 +249,93 @@ async def test_the_defaults_of_a_call_are_found_once(monkeypatch: pytest.MonkeyP
     assert grant.accepts("task.load", {}, complete, authority=False)
     assert len(grant.rules("task.load").accepts) == 20
     assert asked == [{}]
+
+
+def padded() -> tuple[OperationRegistry, Any]:
+    """Return a registry, and an input that omits a nested default, beside rows whose defaults take much work."""
+    members = [
+        {"properties": {f"p{index}": {"default": index}}, "required": ["x", str(index)]}
+        for index in range(40)
+    ]
+    document = {
+        "type": "object",
+        "properties": {
+            "order": {"type": "object", "properties": {"amount": {"type": "integer", "default": 9999}}},
+            "rows": {"type": "array", "items": {"anyOf": members}},
+        },
+    }  # fmt: skip
+    registry = OperationRegistry()
+
+    async def run(input: Any, context: OperationContext) -> str:
+        return "ran"
+
+    spec = OperationSpec(
+        name="pay",
+        namespace="task",
+        type=OperationType.MUTATION,
+        input_schema=from_schema(document),
+    )
+    registry.register(Operation(spec, run, input="off"))
+    return registry, {"order": {}, "rows": [{"x": 1, "p1": 2, "p2": 3}] * 20_000}
+
+
+@pytest.mark.requirement("R65")
+@pytest.mark.parametrize("is_approval", [False, True])
+async def test_an_input_whose_defaults_take_too_much_work_to_find_is_denied(
+    is_approval: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, completed = list[int](), OperationSpec.completed
+
+    def noted(*args: Any) -> Any:
+        try:
+            return completed(*args)
+        except BudgetSpentError:
+            threads.append(threading.get_ident())
+            raise
+
+    monkeypatch.setattr(OperationSpec, "completed", noted)
+    registry, value = padded()
+    order = {"properties": {"amount": {"maximum": 500}}}
+    block: dict[str, Any] = {"input": {"task.*": {"properties": {"order": order}}}}
+    if is_approval:
+        block = {}
+        when = {"not": {"properties": {"order": order}}}
+        configure_tools(registry, {"task.pay": ToolConfig(approve=ApprovalRule(when=when))})
+    grants = Grants(KEY)
+    bot = await grants.resolve(grants.create(ANN, "bot", operations=["task.*"], **block))
+    context = OperationContext(identity=bot)
+
+    async def outcome(value: Any) -> str:
+        try:
+            return str((await registry.execute("task.pay", value, context)).data)
+        except CallError as error:
+            return str(error)
+
+    refused = "APPROVAL_REQUIRED" if is_approval else "ACCESS_DENIED"
+    assert (await outcome({"order": {}})).startswith(refused)
+    assert await outcome({"order": {"amount": 1}}) == "ran"
+    assert not threads
+    assert "takes too much work" in await outcome(value)
+    # The event loop does a small part of the work; another thread does the rest.
+    assert threads[0] == threading.get_ident() != threads[-1]
+
+
+async def test_a_rule_for_approvals_that_takes_too_much_work_to_check_applies(
+    native: list[tuple[str, ...]],
+) -> None:
+    registry = OperationRegistry()
+    register(registry)
+    schema, value = next(iter(HOSTILE.values()))
+    when = {**schema, "required": ["never"]}
+    configure_tools(registry, {"task.load": ToolConfig(approve=ApprovalRule(when=when))})
+    context = OperationContext(identity=ANN)
+
+    assert (await registry.execute("task.load", {"rows": [1]}, context)).data == "loaded"
+    native.clear()
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.load", value, context)
+    assert caught.value.code in ("APPROVAL_REQUIRED", "RESOURCE_EXHAUSTED")
+    assert tuple(schema["properties"]) not in native, "the schema of the rule was used"
 
 
 LARGE = {

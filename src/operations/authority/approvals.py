@@ -41,9 +41,10 @@ from operations.base.types import JSONObject
 from operations.contract.access import access_denied
 from operations.contract.context import OperationContext
 from operations.contract.functions import operation
-from operations.contract.grant import Rules
+from operations.contract.grant import Complete, Rules
 from operations.contract.specs import ApprovalRule, Operation, OperationSpec
 from operations.schema import CheckedForm, CheckedInput, Place
+from operations.schema.work import Work as CheckWork
 from operations.store.contract import StoreError
 from operations.store.state import Signal, Store
 
@@ -317,6 +318,9 @@ def _request(
         # A hub and the worker to which it forwards the call obtain separate approvals.
         through = identity.acting
     try:
+        if len(msgspec.json.encode(value)) > 2 * _MAX_INPUT:
+            # Sorting the names of a large input takes longer.
+            raise _too_large()
         bound = [value] if form is None else [value, form.bound]
         text = canonical([whose, through, spec.id, digest, rule.scope, *bound])
         shown = canonical(value if form is None else form.shown)
@@ -327,7 +331,7 @@ def _request(
     generated = () if form is None else tuple(map(_pointer, form.generated))
     size = len(shown) + sum(map(len, generated))
     if max(size, len(text) // 2) > _MAX_INPUT:
-        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
+        raise _too_large()
     if not nests_within(copied, MAX_DEPTH - WRAPPING_DEPTH):
         # The list of requests could not contain it.
         raise CallError(
@@ -351,13 +355,17 @@ def _request(
     )
 
 
+def _too_large() -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
+
+
 def _pointer(place: Place) -> str:
     return "".join(map(pointer, place))
 
 
-def _applies(rule: ApprovalRule, form: CheckedForm | None) -> bool:
+def _applies(rule: ApprovalRule, form: CheckedForm | None, work: CheckWork) -> bool:
     """Return whether a call needs approval for what its handler receives; True if that is unknown."""
-    return form is None or rule.applies(form.sent, lambda _: form.value)
+    return form is None or rule.applies(form.sent, lambda _: form.value, work)
 
 
 def _refused(record: Approval, what: str) -> CallError:
@@ -406,7 +414,8 @@ class Authority:
         digest: str,
         value: Any,
         context: OperationContext,
-        checked: CheckedInput | None = None,
+        checked: CheckedInput | None,
+        complete: Complete,
     ) -> tuple[Any, str | None]:
         """Admit a call whose access and input were checked: check approval, then budget.
 
@@ -416,6 +425,7 @@ class Authority:
             value: The input.
             context: The context of the call.
             checked: What the handler receives; None if that is the input.
+            complete: Returns the input with its defaults.
 
         Returns:
             The input; after an approval, exactly the approved input, even if `value` was modified. And the id of the
@@ -428,11 +438,11 @@ class Authority:
         grant = None if identity is None else identity.grant
         rules = None if grant is None else grant.rules(operation_id)
         rule, by_grant = operation.approve, rules is not None and rules.approve
-        form = None if checked is None else checked.form
+        form, work = None if checked is None else checked.form, CheckWork()
         if (
             by_grant
-            or (rule is not None and rule.applies(value, operation.spec.completed))
-            or (rule is not None and checked is not None and _applies(rule, form))
+            or (rule is not None and rule.applies(value, complete, work))
+            or (rule is not None and checked is not None and _applies(rule, form, work))
         ):
             if checked is not None and form is None and not checked.is_foreign:
                 # A person could not see what runs.

@@ -48,10 +48,13 @@ from operations.base.json.values import (
 )
 from operations.base.text import enforce_lists, printable, suggestion
 from operations.base.types import TABLE, JSONObject, JSONSchema, Seconds
+from operations.base.work import InlineWork, Work
 from operations.contract.access import OPEN, AccessControl
 from operations.contract.context import OperationContext
 from operations.contract.grant import Complete
 from operations.schema import CheckedInput, Schema, Signature, from_schema, schema_for
+from operations.schema.work import CountedSchema
+from operations.schema.work import Work as CheckWork
 
 _logger = logging.getLogger("operations")
 
@@ -257,9 +260,22 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """Whether a call that may have run can safely be run again."""
         return self.idempotent or self.type is OperationType.QUERY
 
-    def completed(self, value: Any) -> Any:
-        """Return a valid input with the declared defaults of the parameters and properties that it omits."""
-        filled = self.input_schema.cast(value, "keep").value
+    def completed(self, value: Any, work: Work | None = None) -> Any:
+        """Return a valid input with the declared defaults of the parameters and properties that it omits.
+
+        Args:
+            value: The input.
+            work: The budget; by default that of the event loop.
+
+        Raises:
+            BudgetSpentError: If the budget does not suffice. An input without its defaults could evade a rule.
+        """
+        try:
+            normalise = self.input_schema.compile().normaliser("keep")
+            filled, _ = normalise(value, work or InlineWork())
+        except JSONValueError:
+            # An input with files.
+            filled = value
         parameters = object_of(object_of(self.input_schema.document).get("properties"))
         declared = {name: object_of(each) for name, each in parameters.items()}
         # The cast omits a default that does not match its type.
@@ -479,20 +495,29 @@ class ApprovalRule:
     """Ask the caller itself to confirm the call, if the entry point can (MCP elicitation, terminal). This is a
     confirmation, not an approval by another person."""
 
-    def applies(self, value: Any, complete: Complete) -> bool:
-        """Return whether a call with this input needs approval; True if the check fails."""
+    def applies(self, value: Any, complete: Complete, work: CheckWork | None = None) -> bool:
+        """Return whether a call with this input needs approval; True if the check fails or needs too much work.
+
+        Args:
+            value: The input.
+            complete: Returns the input with its defaults.
+            work: The budget of all checks of one call.
+        """
         if self.when is None:
             return True
         try:
-            applies = _compiled(msgspec.json.encode(self.when))
-            return bool(applies(value) or applies(complete(value)))
+            schema, work = _compiled(msgspec.json.encode(self.when)), work or CheckWork()
+            if schema.accepts(value, work):
+                return True
+            filled = complete(value)
+            return filled is not value and schema.accepts(filled, work)
         except Exception:  # noqa: BLE001 - fail closed
             return True
 
 
 @lru_cache(maxsize=256)
-def _compiled(schema: bytes) -> Any:
-    return from_schema(msgspec.json.decode(schema)).compile().check.accepts
+def _compiled(schema: bytes) -> CountedSchema:
+    return CountedSchema(msgspec.json.decode(schema))
 
 
 class SourceInfo(msgspec.Struct, frozen=True):

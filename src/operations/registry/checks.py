@@ -5,9 +5,11 @@ receives. Approval rules apply if either matches.
 
 Rule 1: the input is built once, after validation, and the handler receives exactly what was checked.
 Rule 2: without a rule that reads the input, it is not built here.
-Rule 3: fail closed: an input without a checked form is denied.
+Rule 3: fail closed: an input without a checked form is denied, and so is one whose defaults cannot be found within the
+        budget of a value.
 """
 
+import asyncio
 import inspect
 import logging
 from functools import lru_cache
@@ -15,7 +17,10 @@ from typing import Any
 
 import msgspec
 
+from operations.base.errors import CallError
 from operations.base.text import printable
+from operations.base.work import BudgetSpentError, Work
+from operations.contract.access import access_denied
 from operations.contract.context import OperationContext
 from operations.contract.grant import Complete, Grant
 from operations.registry.plan import CallPlan
@@ -39,6 +44,45 @@ def reads_input(
         return False
     rules = grant.rules(plan.id)
     return rules.approve or (as_caller and bool(rules.accepts))
+
+
+async def completion(
+    plan: CallPlan, grant: Grant | None, value: Any, *, as_caller: bool
+) -> Complete:
+    """Return the function that completes this input with its defaults, for the rules that read it.
+
+    The defaults are found here, once: in a thread if that needs much work.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if that needs more than the budget.
+    """
+    rule, filled = plan.operation.approve, value
+    try:
+        is_read = (rule is not None and rule.when is not None) or (
+            as_caller and grant is not None and bool(grant.rules(plan.id).accepts)
+        )
+        if is_read and plan.has_defaults:
+            filled = await _completed(plan, value)
+    except Exception as error:
+        denied = access_denied(plan.id)
+        if isinstance(error, (BudgetSpentError, RecursionError)):
+            what = "finding the defaults of this input takes too much work. Send a smaller input"
+            denied = CallError(denied.code, f"{denied.message}: {what}")
+        denied.operation_id = plan.id
+        raise denied from error
+    return lambda _: filled
+
+
+async def _completed(plan: CallPlan, value: Any) -> Any:
+    try:
+        return plan.completed(value)
+    except BudgetSpentError:
+        pass
+    work = Work()
+    try:
+        return await asyncio.to_thread(plan.completed, value, work)
+    finally:
+        work.stop()
 
 
 async def read_input(plan: CallPlan, value: Any, context: OperationContext) -> CheckedInput:

@@ -52,7 +52,13 @@ from operations.contract.envelopes import (
     local_envelope,
 )
 from operations.contract.specs import Operation, OperationSpec, OperationType, OutputPolicy
-from operations.registry.checks import permits_form, permits_input, read_input, reads_input
+from operations.registry.checks import (
+    completion,
+    permits_form,
+    permits_input,
+    read_input,
+    reads_input,
+)
 from operations.registry.counters import CallSeries
 from operations.registry.lenient import convert_input, noting
 from operations.registry.middleware import Call, Envelope, Next
@@ -151,7 +157,8 @@ async def guard(
     grant = None if identity is None or not plan.operation.needs_grant else identity.grant
     try:
         as_caller = not has_authority(plan, context)
-        if as_caller and not permits_form(plan, grant, context, value, plan.completed):
+        complete = await completion(plan, grant, value, as_caller=as_caller)
+        if as_caller and not permits_form(plan, grant, context, value, complete):
             raise _denied(plan)
         if reads_input(plan, grant, context, as_caller=as_caller):
             checked = await read_input(plan, value, context)
@@ -170,7 +177,7 @@ async def guard(
         if is_new and (plan.admits or (grant is not None and grant.is_limited)):
             authority, recorder = plan.services.authority, plan.services.recorder
             value, used = await authority.admit(
-                plan.operation, plan.digest, value, context, checked
+                plan.operation, plan.digest, value, context, checked, complete
             )
             if recorder.gates:
                 recorder.admitted(plan.id, value, context, used)
@@ -227,8 +234,10 @@ async def checked_input(plan: CallPlan, value: Any, context: OperationContext) -
     identity = context.identity
     grant = None if identity is None or not plan.operation.needs_grant else identity.grant
     is_permitted = has_authority(plan, context)
-    if not is_permitted and not permits_form(plan, grant, context, value, plan.completed):
-        raise _denied(plan)
+    if not is_permitted:
+        complete = await completion(plan, grant, value, as_caller=True)
+        if not permits_form(plan, grant, context, value, complete):
+            raise _denied(plan)
     return await read_input(plan, value, context)
 
 

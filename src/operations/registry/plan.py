@@ -101,12 +101,17 @@ class CallPlan:
         return self.spec.digest
 
     @functools.cached_property
-    def _has_defaults(self) -> bool:
+    def has_defaults(self) -> bool:
+        """Whether the input schema declares defaults."""
         return b'"default":' in encode(self.spec.input_schema.document)
 
-    def completed(self, value: Any) -> Any:
-        """Return an input with the defaults of everything that it omits; `value` itself if there are none."""
-        return self.spec.completed(value) if self._has_defaults else value
+    def completed(self, value: Any, work: Work | None = None) -> Any:
+        """Return an input with the defaults of everything that it omits; `value` itself if there are none.
+
+        Raises:
+            BudgetSpentError: If the budget does not suffice, by default that of the event loop.
+        """
+        return self.spec.completed(value, work) if self.has_defaults else value
 
     def converts(self, context: OperationContext) -> bool:
         """Return whether an input of this caller that is not valid may be converted."""

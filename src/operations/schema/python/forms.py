@@ -13,7 +13,7 @@ Rule 3: the form names the places of secrets, so that no display shows them, and
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -48,6 +48,7 @@ from operations.base.json.values import (
     to_json,
 )
 from operations.base.types import JSONObject
+from operations.base.work import checkpoint
 from operations.schema.python.annotations import hints_of, is_class, origin_of
 
 Place: TypeAlias = tuple[str | int, ...]
@@ -157,6 +158,7 @@ def _changed(value: Any, changes: Iterable[tuple[Iterable[Place], Any]]) -> Any:
     noted: _Changes = {}
     for places, new in changes:
         for place in places:
+            checkpoint()
             _note(noted, place, new)
     return _applied(value, noted)
 
@@ -174,6 +176,7 @@ def _note(changes: "_Changes | _New", place: Place, new: Any) -> None:
 def _applied(value: Any, changes: "_Changes | _New") -> Any:
     if isinstance(changes, _New):
         return changes.value
+    checkpoint()
     if is_object(value):
         held = dict(value)
         for token, inside in changes.items():
@@ -341,18 +344,10 @@ class FormWriter:
     Args:
         names: The names of pydantic's classes.
         reads_bytes: Whether bytes outside pydantic's classes were read from base64.
-        is_over: Returns whether the form is no longer needed.
     """
 
-    def __init__(
-        self,
-        names: ForeignNames,
-        *,
-        reads_bytes: bool = True,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, names: ForeignNames, *, reads_bytes: bool = True) -> None:
         self._names = names
-        self._is_over = is_over
         self._bytes_as = "base64" if reads_bytes else None
         self._left = MAX_DOCUMENT_VALUES
         self._is_default = False
@@ -392,8 +387,8 @@ class FormWriter:
         self._left -= 1
         if self._left < 0 or len(place) > MAX_DEPTH:
             raise FormError("is too large to be checked", place)
-        if not self._left % 256 and self._is_over():
-            raise FormError("is not needed any more", place)
+        if not self._left % 256:
+            checkpoint()
         kind = _class_of(value)
         if value is None or kind is bool:
             return value

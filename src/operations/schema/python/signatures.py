@@ -303,9 +303,6 @@ class BuiltInput(CheckedInput, kw_only=True):
     arguments: dict[str, Any] | None
     """None once a handler has received them."""
 
-    is_over: bool = False
-    """Whether the form is no longer needed, because the call has ended."""
-
 
 _LARGE = 5_000
 """The form of an input with more values is written in a thread: each takes about 3 µs."""
@@ -388,10 +385,16 @@ class ArgumentReader:
         return await self._write_aside(BuiltInput(reader=self, input=given, arguments=arguments))
 
     async def _write_aside(self, built: "BuiltInput") -> "BuiltInput":
+        work = Work()
+
+        def write() -> None:
+            with working(work):
+                self._write(built)
+
         try:
-            await asyncio.to_thread(self._write, built)
+            await asyncio.to_thread(write)
         finally:
-            built.is_over = True
+            work.stop()
         return built
 
     def _write(self, built: "BuiltInput") -> None:
@@ -447,7 +450,7 @@ class ArgumentReader:
     def _form(self, built: "BuiltInput") -> CheckedForm:
         arguments, given = built.arguments or {}, built.input
         names, reads_bytes = self._names
-        writer = FormWriter(names, reads_bytes=reads_bytes, is_over=lambda: built.is_over)
+        writer = FormWriter(names, reads_bytes=reads_bytes)
         form: JSONObject = {}
         for name, value in arguments.items():
             form[name] = writer.write(value, given.get(name, MISSING), (name,))
