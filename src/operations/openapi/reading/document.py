@@ -219,16 +219,17 @@ class Description:
             except DocumentError as error:
                 problem = f"it cannot be read: {error}"
         if problem is None:
-            self.memory.spend(_weight(path, operation))
-            yield self._examined(DocumentOperation(path, method, item, operation))
+            kinds = _body_types(operation)
+            self.memory.spend(_weight(path, operation, len(kinds)))
+            yield self._examined(DocumentOperation(path, method, item, operation), kinds)
         else:
             self.memory.spend(PROBLEM + len(path))
             self.problems.append(Problem(f"{method} {path}", problem))
 
-    def _examined(self, entry: DocumentOperation) -> DocumentOperation:
+    def _examined(self, entry: DocumentOperation, kinds: Collection[Any]) -> DocumentOperation:
         """Return an operation after noting the problems of its request, which do not skip it."""
         operation = entry.operation
-        for kind in map(text_of, _body_types(operation)):
+        for kind in map(text_of, kinds):
             if intended(kind) != kind:
                 reason = f"the media type of its body is misspelt and read as {intended(kind)!r}"
                 self.note(entry, reason)
@@ -339,13 +340,12 @@ class Description:
         return self.references.text_at(self.info.get("title"))
 
 
-def _weight(path: str, operation: JSONObject) -> int:
+def _weight(path: str, operation: JSONObject, kinds: int) -> int:
     """Return the memory in bytes that an imported operation takes; what it copies may be shared in the document."""
     texts = len(path) + len(text_of(operation.get("operationId")))
     responses, tags = object_of(operation.get("responses")), list_of(operation.get("tags"))
     # The types of its body take no memory, but time for each operation that shares them.
-    parts = len(responses) + len(tags) + len(_body_types(operation))
-    return OPERATION + 2 * texts + 16 * parts
+    return OPERATION + 2 * texts + 16 * (len(responses) + len(tags) + kinds)
 
 
 def _is_authorization(node: JSONObject) -> bool:
@@ -418,7 +418,8 @@ class DeclaredResponses:
             found = self._found(entry, status, node)
             if "links" in found:
                 links = self._with_links(links, object_of(found["links"]))
-            for kind in self._kinds(references.object_at(found.get("content"))):
+            content = references.object_at(found.get("content"))
+            for kind in content if len(content) <= _MANY else self._kinds(content):
                 if is_stream(str(kind)):
                     streams = True
                 else:
@@ -437,9 +438,7 @@ class DeclaredResponses:
         return {**links, **more}
 
     def _kinds(self, content: JSONObject) -> Iterable[Any]:
-        """Return media types: of many, which operations may share, at most one stream and one other."""
-        if len(content) <= _MANY:
-            return content
+        """Return at most one stream and one other of many media types, which operations may share."""
         known = self._contents.get(id(content))
         if known is None:
             kinds = {is_stream(str(kind)): kind for kind in content}
@@ -522,6 +521,7 @@ def _only_ref(node: JSONObject) -> str | None:
 
 
 def _body_types(operation: JSONObject) -> Collection[Any]:
+    """Return the media types of a request body, which may not be text."""
     body = operation.get("requestBody")
     if is_object(body):
         return object_of(body.get("content"))
