@@ -455,7 +455,10 @@ def test_a_document_with_only_webhooks_is_reported() -> None:
 
 
 def test_a_reference_with_a_long_pointer_affects_only_its_users() -> None:
-    paths = {"/long": {"$ref": "#/" + "a/" * 20_000}, "/a": {"get": {"responses": {}}}}
+    paths: dict[str, Any] = {
+        "/long": {"$ref": "#/" + "a/" * 20_000},
+        "/a": {"get": {"responses": {}}},
+    }
     service = from_openapi(document() | {"paths": paths}, CONFIG)
 
     assert [operation.spec.meta["path"] for operation in service] == ["/a"]

@@ -45,9 +45,11 @@ class Claim(Protocol):
 
     Attributes:
         is_fresh: Whether no other consumer can have it yet.
+        is_disputed: Whether another consumer may have removed it, although `acquire` has returned True.
     """
 
     is_fresh: bool
+    is_disputed: bool
 
     def remove(self) -> None:
         """Remove the message from the queue without waiting for the broker."""

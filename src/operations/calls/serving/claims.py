@@ -37,18 +37,19 @@ class Claims:
     async def prepare(self, job: Job) -> None:
         """Remove a request from its queue.
 
-        If it waited long, ask its caller, because another worker may have it too.
+        If it waited long, or it is not certain which worker has removed it, ask its caller.
         """
-        if job.claim is not None:
-            is_ours = await job.claim.acquire(alone=not job.replayable or job.request.attempt > 1)
+        if (claim := job.claim) is not None:
+            is_ours = await claim.acquire(alone=not job.replayable or job.request.attempt > 1)
             job.claim = None
-            if not is_ours and not job.answered:
+            is_disputed = claim.is_disputed and not job.replayable
+            if not job.answered and (not is_ours or (is_disputed and self._replies.is_leaving)):
                 self._replies.drop(job)
             elif self._replies.is_leaving:
                 # The caller sends it to another worker.
                 self._replies.refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
             waited = self._loop.time() - job.arrived_at
-            job.is_stale |= not job.replayable and self.is_stale(waited)
+            job.is_stale |= is_disputed or (not job.replayable and self.is_stale(waited))
         if job.is_stale and not job.answered:
             job.confirmed = self._loop.create_future()
             await self._replies.send(job.reply_to, job.offer(self._replies.mailbox))

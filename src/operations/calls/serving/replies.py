@@ -213,8 +213,12 @@ class Replies:
     async def _send_claimed(self, job: Job, body: bytes) -> None:
         """Reply to a request that has not started, unless another worker has it."""
         claim, job.claim = job.claim, None
-        if claim is None or await claim.acquire(alone=False):
-            await self.target.send(job.reply_to, body)
+        if claim is not None:
+            # A mutation is removed as when it starts: only the worker that does so knows that it has not run.
+            is_ours = await claim.acquire(alone=not job.replayable)
+            if not is_ours or (claim.is_disputed and not job.replayable):
+                return
+        await self.target.send(job.reply_to, body)
 
     def _expire(self, job: Job) -> None:
         self.stop(job, job.timeout_error())

@@ -615,6 +615,7 @@ class _MessageClaim:
     """A fetched request that is not acknowledged yet."""
 
     is_fresh = False
+    is_disputed = False
 
     def __init__(
         self, message: Any, batch: BatchSize, fetched_at: float, jetstream: JetStream
@@ -632,8 +633,8 @@ class _MessageClaim:
         """Remove the request from the stream; return False if another worker has it or will have it.
 
         A cluster that loses its leader may have removed the request, or may deliver it to another worker. The removal
-        is repeated until it is confirmed. By then the request is so old that its caller must confirm which worker
-        starts it.
+        is repeated until it is confirmed. If the request is gone by then, its caller must confirm which worker starts
+        it.
         """
         loop = asyncio.get_running_loop()
         async with self._batch.claim(alone=alone):
@@ -641,19 +642,21 @@ class _MessageClaim:
                 # The server may be about to deliver it to another worker.
                 return False
             end = loop.time() + _RETRY_SECONDS
-            is_repeated = False
             while True:
                 try:
                     if not alone:
                         await self._message.ack_sync(timeout=_CONFIRM)
                         return True
-                    # If an earlier attempt had no response, it may have been this worker that deleted the request.
-                    return await self._delete() or is_repeated
+                    is_ours = await self._delete()
                 except (Error, TimeoutError) as error:
                     if loop.time() > end:
                         logger.debug("a request could not be removed: %s", error)
                         return False
-                    is_repeated = True
+                    self.is_disputed = True
+                else:
+                    # If an earlier attempt had no response, it may have been this worker that deleted the request.
+                    self.is_disputed = self.is_disputed and not is_ours
+                    return is_ours or self.is_disputed
                 await asyncio.sleep(_RETRY)
 
     async def _delete(self) -> bool:

@@ -316,7 +316,7 @@ class _EntryClaim:
         is_taken_over: Whether another worker has read it before. The request may be the reason why that worker died.
     """
 
-    __slots__ = ("_entry_id", "_is_taken_over", "_queue", "_reader", "is_fresh")
+    __slots__ = ("_entry_id", "_is_taken_over", "_queue", "_reader", "is_disputed", "is_fresh")
 
     def __init__(
         self,
@@ -331,6 +331,7 @@ class _EntryClaim:
         self._entry_id = entry_id
         self._is_taken_over = is_taken_over
         self.is_fresh = is_fresh
+        self.is_disputed = False
 
     def remove(self) -> None:
         """Remove the entry without waiting, at the latest together with the next entries."""
