@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import inspect
 import json
 import subprocess
 import sys
@@ -100,6 +101,13 @@ def test_a_script_calls_without_await(registry: OperationRegistry) -> None:
     assert created.data == {"title": "x", "priority": 1}
     assert {"math", "task", "execute"} <= set(dir(registry.sync))
     assert "double" in dir(registry.sync.math)
+
+
+def test_a_notebook_completes_the_names_of_operations(registry: OperationRegistry) -> None:
+    # The completion of IPython runs no properties, but `dir` of what it finds.
+    calls = inspect.getattr_static(registry, "sync")
+    assert "math" in dir(calls)
+    assert "double" in dir(calls.math)
 
 
 def test_errors_are_those_of_execute(registry: OperationRegistry) -> None:

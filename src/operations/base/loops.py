@@ -112,6 +112,8 @@ class LoopThread:
         try:
             loop.run_forever()
         finally:
+            # What was handed over last begins: tasks that close something.
+            loop.run_until_complete(asyncio.sleep(0))
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()

@@ -105,6 +105,11 @@ class OperationRegistry:
         self._to_close: list[Any] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.held: list[Held[Any]] = []
+        self.sync = SyncRegistry(self)
+        """The same calls without `await`, for scripts, notebooks and threads: `registry.sync.execute(...)`.
+
+        No property, because the completion of notebooks does not run properties.
+        """
         self.run_store = runs
         self.register_all(operations)
         if runs is not None:
@@ -114,11 +119,6 @@ class OperationRegistry:
         self._plans.forget(operation_ids)
 
     # ------------------------------------------------------------ calling
-
-    @property
-    def sync(self) -> SyncRegistry:
-        """The same calls without `await`, for scripts, notebooks and threads: `registry.sync.execute(...)`."""
-        return SyncRegistry(self)
 
     def execute(
         self,
