@@ -99,7 +99,7 @@ async def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ThreadPool()
 
     thread = await pool.run(threading.current_thread)
-    thread.join(30)
+    thread.join(scaled(30))
 
     assert not thread.is_alive()
     assert await pool.run(threading.current_thread) is not thread
@@ -110,7 +110,7 @@ async def test_closing_lets_idle_threads_end() -> None:
     thread = await pool.run(threading.current_thread)
 
     pool.close()
-    thread.join(30)
+    thread.join(scaled(30))
 
     assert not thread.is_alive()
 
@@ -165,7 +165,7 @@ def test_a_thread_that_outlives_its_loop_is_harmless() -> None:
     asyncio.run(leave())
     assert pool.abandoned == 1
     release.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while pool.abandoned and time.monotonic() < deadline:
         time.sleep(0.001)
 

@@ -238,7 +238,7 @@ def test_sigterm_ends_a_call_like_ctrl_c(folder: Path, environment: dict[str, st
         assert b"work.careful" in process.stderr.readline()
         process.terminate()
 
-        assert (process.wait(100), process.stderr.read()) == (143, b"")
+        assert (process.wait(scaled(100)), process.stderr.read()) == (143, b"")
     assert (folder / "closed").exists()
 
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.code_mode.shop import BUYER, OPERATOR, echo, items, order, refund, run, shop, ticks
+from tests.limits import time_limit
 
 from operations import (
     CallError,
@@ -82,7 +82,7 @@ async def test_a_script_does_not_leave_the_sandbox(
     registry.observe(
         lambda event: calls.append(event.operation_id) if isinstance(event, CallStarted) else None
     )
-    with anyio.fail_after(60), pytest.raises(CallError) as caught:
+    with time_limit(60), pytest.raises(CallError) as caught:
         await run(registry, script)
     assert caught.value.code in ("SCRIPT_REJECTED", "SCRIPT_FAILED", ErrorCode.VALIDATION_ERROR)
     assert CANARY not in f"{caught.value} {caught.value.details}"
@@ -116,7 +116,7 @@ BOMBS = [
 async def test_a_script_that_wastes_ends_with_an_error_and_the_next_one_runs(script: str) -> None:
     limits = CodeLimits(cpu=1, wall=20)
     async with shop(limits=limits) as registry:
-        with anyio.fail_after(120), pytest.raises(CallError) as caught:
+        with time_limit(120), pytest.raises(CallError) as caught:
             await run(registry, script)
         assert caught.value.code in (
             ErrorCode.RESOURCE_EXHAUSTED,
@@ -251,7 +251,7 @@ async def test_a_worker_that_dies_while_it_computes_costs_its_script(
     async with shop() as registry:
         with monkeypatch.context() as patch:
             patch.setattr(sandbox.Session, "_drive", die)
-            with anyio.fail_after(60), pytest.raises(CallError) as caught:
+            with time_limit(60), pytest.raises(CallError) as caught:
                 await run(registry, "await shop.items()\nreturn 1")
         assert caught.value.code == "SCRIPT_FAILED"
         assert await run(registry, "return 1") == 1

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from mcp import Client
 from tests.code_mode.shop import BUYER, GUEST, OPERATOR, run, shop
+from tests.limits import time_limit
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.agents import Toolbox
@@ -89,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_a_file_enables_code_mode_with_its_limits(folder: Path) -> None:
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with open_hub(folder / "operations.toml") as hub:
             assert await run(hub.registry, "return await shop.items()") == [0, 1]
             with pytest.raises(CallError) as caught:

@@ -5,9 +5,9 @@ import os
 import signal
 from typing import Any
 
-import anyio
 import pytest
 from tests.code_mode.shop import BUYER, OPERATOR, Meeting, run, shop
+from tests.limits import time_limit
 
 from operations import CallError, ErrorCode, OperationContext, operation
 from operations.code import Code, CodeLimits
@@ -17,7 +17,7 @@ async def exceeded(
     text: str, context: OperationContext = OPERATOR, **limits: Any
 ) -> tuple[str, str]:
     async with shop(limits=CodeLimits(**limits)) as registry:
-        with anyio.fail_after(60), pytest.raises(CallError) as caught:
+        with time_limit(60), pytest.raises(CallError) as caught:
             await run(registry, text, context)
     return caught.value.code, caught.value.details["limit"]
 
@@ -116,7 +116,7 @@ async def test_a_cancelled_caller_ends_a_script_that_computes() -> None:
         task = asyncio.create_task(run(registry, script))
         await started.wait()
         task.cancel()
-        with anyio.fail_after(30), pytest.raises(asyncio.CancelledError):
+        with time_limit(30), pytest.raises(asyncio.CancelledError):
             await task
         assert await run(registry, "return 1") == 1
 

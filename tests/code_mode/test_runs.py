@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from msgspec.structs import replace
 from tests.code_mode.shop import OPERATOR
+from tests.limits import time_limit
 
 from operations import (
     CallError,
@@ -113,7 +113,7 @@ return [at, chance, name["name"]]
 async def test_a_script_waits_for_an_approval_and_continues_in_another_process(
     opened: Open, bank: Bank
 ) -> None:
-    with anyio.fail_after(120):
+    with time_limit(120):
         first = opened(park=0.0)
         async with first:
             run = await start(first, PAY_THREE)
@@ -132,7 +132,7 @@ async def test_a_script_waits_for_an_approval_and_continues_in_another_process(
 
 async def test_an_approval_shows_the_exact_call_and_what_the_script_claims(opened: Open) -> None:
     script = PAY_THREE
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with opened() as registry:
             run = await start(registry, script)
             approval = await waiting_approval(registry, run)
@@ -153,7 +153,7 @@ async def test_a_denied_approval_is_an_error_that_the_script_sees(opened: Open, 
         "try:\n    await bank.transfer(amount=5)\n"
         "except AccessDenied as error:\n    return error_of(error)['code']"
     )
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with opened() as registry:
             run = await start(registry, script)
             approval = await waiting_approval(registry, run)
@@ -168,7 +168,7 @@ async def test_a_script_cannot_catch_an_unknown_outcome(
     opened: Open, bank: Bank, catch: str
 ) -> None:
     script = f"try:\n    await bank.block()\nexcept {catch}:\n    pass\nawait bank.pay(amount=9)\nreturn 1"
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with opened() as first:
             run = await start(first, script)
             await bank.reached.wait()
@@ -187,7 +187,7 @@ async def test_equal_calls_at_the_same_time_are_each_recorded(opened: Open, bank
         "found = await asyncio.gather(*(bank.pay(amount=7) for n in range(3)))\n"
         "await bank.transfer(amount=1)\nreturn sorted(found)"
     )
-    with anyio.fail_after(120):
+    with time_limit(120):
         async with opened(park=0.0) as first:
             run = await start(first, script)
             approval = await waiting_approval(first, run)
@@ -206,7 +206,7 @@ async def test_waiting_for_a_person_does_not_count_as_time_of_the_script(
 
     # As if the run had waited for an hour.
     monkeypatch.setattr(Session, "waited", property(lambda _: 3_600.0))
-    with anyio.fail_after(60):
+    with time_limit(60):
         async with opened() as registry:
             run = await start(registry, "await bank.transfer(amount=1)\nreturn 1")
             approval = await waiting_approval(registry, run)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Literal
 
+from tests.limits import scaled
+
 from operations import (
     AccessControl,
     CallError,
@@ -333,9 +335,9 @@ def served(registry: OperationRegistry, *, is_protected: bool = False) -> Iterat
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(10), "the hub did not start"
+    assert started.wait(scaled(10)), "the hub did not start"
     try:
         yield found["address"]
     finally:
         found["loop"].call_soon_threadsafe(found["stop"].set)
-        thread.join(15)
+        thread.join(scaled(15))

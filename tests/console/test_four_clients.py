@@ -16,7 +16,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from playwright.sync_api import Browser
-from tests.limits import time_limit
+from tests.limits import scaled, time_limit
 
 from operations import CallError, OperationRegistry
 from operations.calls import from_calls
@@ -56,10 +56,10 @@ def demo() -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(60), "the demo did not start"
+    assert started.wait(scaled(60)), "the demo did not start"
     yield found["url"]
     found["loop"].call_soon_threadsafe(found["stop"].set)
-    thread.join(15)
+    thread.join(scaled(15))
 
 
 def alone(work: Coroutine[Any, Any, T]) -> T:

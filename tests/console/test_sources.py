@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.console.conftest import Eyes, Witness, faults, keep
+from tests.limits import scaled
 from tests.servers import free_port
 
 from operations.hub import open_hub
@@ -66,12 +67,12 @@ def served(path: Path, **options: Any) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(20), "the hub did not start"
+    assert started.wait(scaled(20)), "the hub did not start"
     try:
         yield found["address"]
     finally:
         found["loop"].call_soon_threadsafe(found["stop"].set)
-        thread.join(15)
+        thread.join(scaled(15))
 
 
 @pytest.fixture

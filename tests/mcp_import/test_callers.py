@@ -11,7 +11,7 @@ import anyio
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
-from tests.limits import time_limit
+from tests.limits import scaled, time_limit
 from tests.mcp_import.support import raw, serving_demo
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
@@ -223,7 +223,7 @@ async def test_a_caller_that_does_not_answer_fails_only_its_own_call() -> None:
         raise AssertionError
 
     config = MCPClientConfig(
-        server=asking(), version="2025-11-25", timeout=0.8, answer_timeout=0.05
+        server=asking(), version="2025-11-25", timeout=scaled(0.8), answer_timeout=0.05
     )
     with time_limit(30):
         async with connect_mcp("asking", config) as client:
@@ -239,30 +239,32 @@ async def test_a_caller_that_does_not_answer_fails_only_its_own_call() -> None:
 
 
 async def test_the_time_of_a_source_stops_while_the_caller_answers() -> None:
+    limit = scaled(1)
+
     async def slowly(message: str, schema: dict[str, Any]) -> dict[str, Any]:
-        await anyio.sleep(1.5)
+        await anyio.sleep(1.5 * limit)
         return {"action": "accept", "content": {"name": "Ada"}}
 
     with time_limit(20):
-        async with connect_mcp("raw", raw(timeout=1)) as client:
+        async with connect_mcp("raw", raw(timeout=limit)) as client:
             registry = OperationRegistry(client)
             context = OperationContext(channel=CallerChannel(elicit=slowly))
             await registry.execute("raw.ask", {"method": "elicitation/create"}, context)
 
 
 async def test_progress_starts_the_time_of_a_source_again() -> None:
-    server = MCPServer("steps")
+    server, limit = MCPServer("steps"), scaled(1)
 
     @server.tool()
     async def work(context: Context[Any, Any], steps: int) -> str:
         for step in range(steps):
-            await anyio.sleep(0.2)
+            await anyio.sleep(limit / 5)
             await context.report_progress(step)
-        await anyio.sleep(0.2 if steps else 60)
+        await anyio.sleep(limit / 5 if steps else 60 * limit)
         return "done"
 
     with time_limit(20):
-        async with connect_mcp("steps", MCPClientConfig(server=server, timeout=1)) as client:
+        async with connect_mcp("steps", MCPClientConfig(server=server, timeout=limit)) as client:
             registry = OperationRegistry(client)
             assert (await registry.execute("steps.work", {"steps": 6})).data["result"] == "done"
             with pytest.raises(CallError) as caught:

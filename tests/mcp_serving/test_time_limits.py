@@ -59,8 +59,8 @@ class Slow:
 
 @BOTH
 async def test_the_default_stops_while_a_person_answers(era: str) -> None:
-    server = to_mcp(registry_of(), timeout=1)
-    async with Client(server, mode=era, elicitation_callback=Slow(1.5)) as client:
+    server = to_mcp(registry_of(), timeout=scaled(1))
+    async with Client(server, mode=era, elicitation_callback=Slow(scaled(1.5))) as client:
         with time_limit(20):
             result = await client.call_tool("do__ask", {})
 
@@ -79,11 +79,12 @@ async def test_a_response_that_takes_too_long_ends_the_call(era: str) -> None:
 
 @BOTH
 async def test_progress_starts_the_limit_again_and_its_absence_does_not(era: str) -> None:
-    server = to_mcp(registry_of(), timeout=1)
+    limit = scaled(1)
+    server = to_mcp(registry_of(), timeout=limit)
     async with Client(server, mode=era) as client:
         with time_limit(20):
-            going = await client.call_tool("do__work", {"steps": 6, "seconds": 0.2})
-            silent = await client.call_tool("do__work", {"seconds": 30})
+            going = await client.call_tool("do__work", {"steps": 6, "seconds": limit / 5})
+            silent = await client.call_tool("do__work", {"seconds": 30 * limit})
 
     assert not going.is_error, going
     assert error_of(silent)["code"] == "TIMEOUT"
@@ -224,14 +225,15 @@ async def test_a_timeout_in_the_tools_table_pauses_for_people_and_overrides_the_
     era: str,
 ) -> None:
     registry = registry_of()
-    configure_tools(registry, {"do.*": ToolConfig(timeout=0.8)})
-    for default in (0.1, 30):
+    limit = scaled(0.8)
+    configure_tools(registry, {"do.*": ToolConfig(timeout=limit)})
+    for default in (limit / 8, 40 * limit):
         server = to_mcp(registry, timeout=default)
-        async with Client(server, mode=era, elicitation_callback=Slow(1)) as client:
+        async with Client(server, mode=era, elicitation_callback=Slow(1.25 * limit)) as client:
             with time_limit(20):
                 asked = await client.call_tool("do__ask", {})
-                going = await client.call_tool("do__work", {"steps": 5, "seconds": 0.2})
-                silent = await client.call_tool("do__work", {"seconds": 30})
+                going = await client.call_tool("do__work", {"steps": 5, "seconds": limit / 4})
+                silent = await client.call_tool("do__work", {"seconds": 30 * limit})
 
         assert not asked.is_error, asked
         assert not going.is_error, going
@@ -299,7 +301,7 @@ async def ticks():
     await asyncio.Event().wait()
 
 async def main() -> None:
-    async with Client(to_mcp(registry, timeout=0.5)) as client:
+    async with Client(to_mcp(registry, timeout=float(sys.argv[2]))) as client:
         print((await client.call_tool("clock__ticks", {})).structured_content)
 
 asyncio.run(main())
@@ -312,7 +314,9 @@ async def test_f13_items_of_a_subscription_are_returned_although_the_clock_is_se
     seconds: int,
 ) -> None:
     done = await anyio.run_process(
-        (sys.executable, "-c", _SET_THE_CLOCK, str(seconds)), cwd=PROJECT, check=False
+        (sys.executable, "-c", _SET_THE_CLOCK, str(seconds), str(scaled(0.5))),
+        cwd=PROJECT,
+        check=False,
     )
 
     assert done.stdout.decode() == "{'items': [1], 'complete': False}\n", done.stderr.decode()

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.limits import scaled
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
@@ -411,20 +412,20 @@ async def test_a_file_is_not_replaced_by_half_a_response(fault: str, tmp_path: P
 async def test_a_download_may_take_longer_than_the_timeout_as_long_as_it_continues(
     tmp_path: Path,
 ) -> None:
-    goes_on = asyncio.Event()
+    goes_on, limit = asyncio.Event(), scaled(1.5)
 
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(8):
             await response.write(b"x")
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(limit / 6)
         if request.query_string == "stall":
             await goes_on.wait()
         return response
 
     doc = document("/files", parameters=[{"in": "query", "name": "stall", "allowEmptyValue": True}])
-    async with serving(respond) as url, imported(doc, base_url=url, timeout=1.5) as registry:
+    async with serving(respond) as url, imported(doc, base_url=url, timeout=limit) as registry:
         result = await registry.execute("api.call", {"save_to": tmp_path / "slow"})
         assert result.data["size"] == 8
         goes_on.set()

@@ -159,7 +159,7 @@ class Process:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        self.process.join(60)
+        self.process.join(scaled(60))
         assert self.process.exitcode is not None, "the process does not end"
         return int(self.process.exitcode)
 
@@ -213,7 +213,7 @@ async def work(folder: Path, url: str) -> None:
 
 def wait_until(happened: Callable[[], bool]) -> None:
     """Wait for something that another process does."""
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + scaled(30)
     while not happened():
         assert time.monotonic() < ends
         time.sleep(0.005)

@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from openapi_spec_validator import validate
+from tests.limits import time_limit
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import Effects, durable
 from tests.server.asgi import Client, Response
@@ -53,7 +53,7 @@ async def client(registries: OpenRegistry, effects: Effects) -> Client:
 
 
 async def final(client: Client, run_id: str) -> Any:
-    with anyio.fail_after(10):
+    with time_limit(10):
         while True:
             response = await client.get(f"/runs/{run_id}", headers={**ADA, "prefer": "wait=5"})
             assert response.status == 200
@@ -172,7 +172,7 @@ async def test_the_steps_of_a_run_are_listed(client: Client, effects: Effects) -
 async def test_a_run_is_answered_signalled_and_retried(client: Client) -> None:
     run_id = (await started(client, "/shop/ask")).json["id"]
     waiting: list[Any] = []
-    with anyio.fail_after(10):
+    with time_limit(10):
         while not waiting:
             state = (await client.get(f"/runs/{run_id}", headers=ADA)).json
             waiting = state.get("waiting", [])
@@ -222,7 +222,7 @@ async def test_the_states_of_a_run_are_a_stream_that_can_be_resumed(
     reading = asyncio.create_task(client.get(f"/runs/{run_id}/events", headers=ADA))
     await effects.begun.wait()
     effects.released.set()
-    with anyio.fail_after(10):
+    with time_limit(10):
         first = await reading
     again = await client.get(f"/runs/{run_id}/events", headers={**ADA, "last-event-id": "1"})
 

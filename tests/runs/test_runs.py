@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import anyio
 import pytest
+from tests.limits import scaled, time_limit
 from tests.runs.conftest import OpenRegistry
 
 from operations import (
@@ -73,8 +74,8 @@ async def effects() -> Effects:
 
 async def ended(run: Run) -> RunState:
     """Return the final state of a run."""
-    with anyio.fail_after(20):
-        await run.wait(20)
+    with time_limit(20):
+        await run.wait(scaled(20))
     assert run.state.is_final
     return run.state
 

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.limits import time_limit
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import OPERATOR
 
@@ -75,7 +75,7 @@ async def test_two_processes_start_one_run_for_a_slot(registries: OpenRegistry) 
     two = [registries(tick, schedules=schedules) for _ in range(2)]
     for registry in two:
         await registry.run_store.open()  # type: ignore[union-attr]
-    with anyio.fail_after(10):
+    with time_limit(10):
         runs = (await two[0].runs(OPERATOR)).runs
         while not runs or not runs[0].is_final:
             runs = (await two[0].runs(OPERATOR)).runs

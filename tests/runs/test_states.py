@@ -7,11 +7,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import anyio
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.limits import time_limit
 from tests.runs.test_runs import ADA, crash
 
 from operations import CallError, OperationContext, OperationRegistry, operation
@@ -41,7 +41,7 @@ class RunsInAnyOrder(RuleBasedStateMachine):
         """Run a coroutine in the event loop of all processes."""
 
         async def limited() -> Any:
-            with anyio.fail_after(20):
+            with time_limit(20):
                 return await work
 
         return self.runner.run(limited())

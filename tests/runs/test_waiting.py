@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-import anyio
 import pytest
+from tests.limits import time_limit
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import ADA, BEN, MANAGER, OPERATOR, Effects, crash, ended
 
@@ -36,7 +36,7 @@ def durable(function: Any, **options: Any) -> Any:
 
 async def waiting(run: Run) -> RunState:
     """Return the state of a run once it waits."""
-    with anyio.fail_after(10):
+    with time_limit(10):
         async for state in run.watch():
             if state.waiting:
                 return state
@@ -46,7 +46,7 @@ async def waiting(run: Run) -> RunState:
 async def without_attempt(registry: OperationRegistry) -> None:
     """Wait until no run is in the memory of a process."""
     store: Any = registry.run_store
-    with anyio.fail_after(10):
+    with time_limit(10):
         while store._executor._sessions:
             await asyncio.sleep(0.01)
 
@@ -195,7 +195,7 @@ async def test_a_question_is_asked_once_and_keeps_its_key_after_a_crash(
     run = await first.start("shop.order", {}, ADA)
     (question,) = (await waiting(run)).waiting
     await run.answer(question.key, {"action": "decline"})
-    with anyio.fail_after(10):
+    with time_limit(10):
         async for state in run.watch():
             if state.waiting and state.waiting[0].key != question.key:
                 break
@@ -241,7 +241,7 @@ APPROVER = OperationContext(identity=Identity("max", ["approvals:answer"]))
 
 async def answer_next(registry: OperationRegistry, *, approve: bool) -> None:
     """Answer the only request for approval, once there is one."""
-    with anyio.fail_after(10):
+    with time_limit(10):
         while True:
             page = await registry.execute("approvals.list", {}, APPROVER)
             if page.data["approvals"]:

@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from tests.limits import scaled
 
 from operations.schema import Schema
 from operations.schema.casting import CastPolicy, Normaliser, caches_of
@@ -96,7 +97,7 @@ class _SlowChecker(Checker):
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
         self.started.set()
-        assert self.released.wait(10)
+        assert self.released.wait(scaled(10))
         return super().accepts_at(sites)
 
 
@@ -107,7 +108,7 @@ def test_the_plan_of_one_document_does_not_wait_for_the_validator_of_another() -
     with ThreadPoolExecutor(2) as pool:
         try:
             waiting = pool.submit(lambda: slow_plan.accepts)
-            assert slow.started.wait(10)
+            assert slow.started.wait(scaled(10))
             assert pool.submit(lambda: other_plan.accepts).result(10)(1)
             assert not waiting.done()
         finally:

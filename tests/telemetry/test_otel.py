@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from tests.limits import scaled
 from tests.server.asgi import Client
 from tests.servers import free_port
 
@@ -187,7 +188,7 @@ async def test_a_collector_that_does_not_respond_delays_the_exit_only_once(
                 has_metrics.set()
             else:
                 # In turn, the metrics would come only after this response.
-                was_at_once.append(has_metrics.wait(20))
+                was_at_once.append(has_metrics.wait(scaled(20)))
             self.send_response(200)
             self.end_headers()
 
