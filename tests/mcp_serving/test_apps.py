@@ -116,12 +116,20 @@ async def test_models_do_not_see_tools_that_only_views_call() -> None:
         caller = OperationContext(registry=registry)
         found = await Gateway(registry).search("refresh clock", caller)
         names = {spec.id for spec in visible_specs(registry, caller)}
+        described = Gateway(registry).schema("oslo.refresh_clock", caller)
+        app = to_mcp(registry, disclosure="gateway").asgi_app()
+        async with serving(app) as address, aiohttp.ClientSession() as http:
+            asked = {"operation": "oslo.refresh_clock"}
+            refused = await Client(http, address).call("schema", asked, {})
 
     assert "oslo__refresh_clock" in for_hosts
     assert "oslo__get_time" in for_others
     assert not any("refresh" in name for name in for_others)
     assert not any("refresh" in each.id for each in found)
     assert "oslo.refresh_clock" in names
+    # People and programs that name the operation see its contract.
+    assert described["name"] == "refresh_clock"
+    assert refused["isError"]
 
 
 async def test_servers_are_told_that_views_can_be_shown() -> None:

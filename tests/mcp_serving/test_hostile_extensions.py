@@ -45,8 +45,9 @@ class Upstream:
         self.cancelled: list[str] = []
 
     async def answer(self, request: Request) -> Response:
-        message = await request.json()
-        method, params = message["method"], message.get("params") or {}
+        message: dict[str, Any] = await request.json()
+        method: str = message["method"]
+        params: dict[str, Any] = message.get("params", {})
         if method == "tasks/cancel":
             self.cancelled.append(params["taskId"])
         answer = self.results.get(method)
@@ -111,15 +112,17 @@ async def test_a_status_message_of_a_task_is_cut(upstream: Upstream, tmp_path: P
     )
     async with hub(upstream, tmp_path) as registry:
         run = await registry.start("up.t", {}, ADA)
+        message = None
         async for state in run.watch():
-            if state.message:
+            message = state.message
+            if message:
                 break
         await run.cancel()
-        assert state.message is not None
-        assert len(state.message) <= 1_000
         async for _ in run.watch():
             pass
 
+    assert message is not None
+    assert len(message) <= 1_000
     assert upstream.cancelled
 
 

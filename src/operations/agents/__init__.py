@@ -247,7 +247,7 @@ class Toolbox:
         self._disclosure = disclosure
         self._pages = ResultPages(registry)
         self._session = new_request_id()
-        finder = _Finder(Gateway(registry, shows=self._shows))
+        finder = _Finder(Gateway(registry, shows=self._shows, describes=self._shows))
         # A grant need not cover the tools that find operations, because it must cover what they find and call.
         finding = [replace(each, needs_grant=False) for each in operations_of(finder)]
         self._own = OperationRegistry([*finding, next_operation(self._pages)])

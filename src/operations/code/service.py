@@ -138,7 +138,7 @@ class Code:
         self.limits = limits or CodeLimits()
         self._registry, self._checks = registry, checks
         self._names = NameTable(registry)
-        self._gateway = Gateway(registry, shows=_shows)
+        self._gateway = Gateway(registry, shows=_shows, describes=_shows)
         self._sandbox = Sandbox(self.limits.processes)
         self._slots = Bulkhead("scripts", self.limits.processes, patience=self.limits.wall)
         self._running = Counter[str]()

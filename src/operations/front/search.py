@@ -317,7 +317,8 @@ class Gateway:
 
     Args:
         registry: The operations.
-        shows: Returns whether a caller sees an operation.
+        shows: Returns whether a caller finds an operation with a search.
+        describes: Returns whether a caller that names an operation sees its contract.
 
     Attributes:
         max_query: The largest number of characters of a search query.
@@ -328,9 +329,10 @@ class Gateway:
         registry: OperationRegistry,
         *,
         shows: Callable[[OperationSpec, OperationContext], bool] = may_find,
+        describes: Callable[[OperationSpec, OperationContext], bool] = may_call,
     ) -> None:
         self._registry = registry
-        self._shows = shows
+        self._shows, self._describes = shows, describes
         self.max_query = 1_000
         self._specs: Sequence[OperationSpec] = ()
         self._ranking: Ranking | None = None
@@ -400,7 +402,7 @@ class Gateway:
             CallError: `OPERATION_NOT_FOUND`, also if the caller may not call the operation.
         """
         spec = self._registry.get_spec(operation_id)
-        if spec is None or not self._shows(spec, context):
+        if spec is None or not self._describes(spec, context):
             raise self._registry.not_found(operation_id, context)
         return spec
 

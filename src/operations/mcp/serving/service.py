@@ -27,11 +27,17 @@ from operations.contract.channel import CLOSED, CallerChannel
 from operations.contract.context import OperationContext, may_call
 from operations.contract.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.contract.events import now
-from operations.contract.specs import OperationSpec, OperationType, SourceInfo, is_describable
+from operations.contract.specs import (
+    OperationSpec,
+    OperationType,
+    SourceInfo,
+    is_describable,
+    is_for_models,
+)
 from operations.front.config import MCPServerSettings
 from operations.front.public_errors import public_error
 from operations.front.request import RequestState
-from operations.front.search import OperationCall
+from operations.front.search import OperationCall, SchemaRequest
 from operations.mcp.serving.apps import bridge
 from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
@@ -256,6 +262,7 @@ class Service:
             if isinstance(request, OperationCall):
                 result = await self._call_operation(caller, request, context)
             else:
+                self._enforce_for_models(request, context)
                 data = await caller.front.answer(request, context, caller.key)
                 result = {"content": [text_block(model_text(data))], "structuredContent": data}
                 if meta:
@@ -264,6 +271,17 @@ class Service:
             expose = caller.front.expose_errors
             result = tool.failure(error, context.request_id, expose=expose)
         return caller.settled(result)
+
+    def _enforce_for_models(self, request: Any, context: OperationContext) -> None:
+        """Raise an error if a model asks for the contract of a tool that only views call.
+
+        Raises:
+            CallError: `OPERATION_NOT_FOUND`.
+        """
+        if isinstance(request, SchemaRequest):
+            spec = self.registry.get_spec(request.operation)
+            if spec is not None and not is_for_models(spec):
+                raise self.registry.not_found(request.operation, context)
 
     def _unknown_tool(self, name: str, caller: MCPCaller, context: OperationContext) -> JSONObject:
         """Return the result for a tool that a source may have which is not connected yet.

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from operations.front.messages import matches_tag
 from operations.front.request import RequestState
+from operations.server.console.frame import frame
 from operations.server.entries import FixedPath, Page
 
 ASSETS: Final = "/~console"
@@ -30,6 +31,8 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         # Images in results are shown from their own bytes.
         "img-src 'self' data:",
         "connect-src 'self'",
+        # The views of apps, which cannot leave this server either.
+        "frame-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -63,10 +66,11 @@ def console_paths() -> dict[str, FixedPath]:
     found = {file.name: file.read_bytes() for file in files(__name__).joinpath("static").iterdir()}
     modules = sorted(name for name in found if name.endswith(".js") and name != _SCRIPT)
     found[_PAGE] = _preloading(found[_PAGE], modules)
-    return {
+    paths: dict[str, FixedPath] = {
         "/" if name == _PAGE else f"{ASSETS}/{name}": Page(_Asset(name, content), is_probe=True)
         for name, content in found.items()
     }
+    return {**paths, f"{ASSETS}/frame": Page(frame, is_probe=True)}
 
 
 def _preloading(page: bytes, modules: list[str]) -> bytes:

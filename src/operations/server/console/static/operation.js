@@ -9,6 +9,7 @@ import { failure, success, waiting } from "./result.js";
 import { schemaView } from "./schema-view.js";
 import * as snippets from "./snippets.js";
 import { Stream } from "./stream.js";
+import { View, viewAddress } from "./view.js";
 
 /** The input of each operation since the page was loaded. */
 const entered = new Map();
@@ -114,6 +115,7 @@ export class OperationPage {
     if (this.running || !this.isReadable) return;
     this.form.blame([]);
     this.rawError.hidden = true;
+    this.view?.close();
     this.setBusy(true);
     const began = performance.now();
     try {
@@ -131,6 +133,11 @@ export class OperationPage {
     this.running = new AbortController();
     const answer = await api.call(this.id, this.text, this.running.signal);
     fill(this.outcome, success(answer, performance.now() - began));
+    if (viewAddress(this.spec) && answer.envelope.meta?.source === "mcp") {
+      this.view = new View(this.spec, parse(this.text), answer.envelope);
+      this.outcome.prepend(this.view.element);
+      await this.view.open();
+    }
   }
 
   async stream() {
@@ -168,6 +175,7 @@ export class OperationPage {
   /** Stop the running call. */
   leave() {
     this.running?.abort();
+    this.view?.close();
   }
 }
 
