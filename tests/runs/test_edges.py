@@ -58,6 +58,43 @@ async def test_a_name_that_cannot_be_stored_fails_its_run(
     assert (state.status, state.attempt) == ("failed", 1)
 
 
+@pytest.mark.requirement("R70")
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e17])
+async def test_a_sleep_without_end_fails_its_run(registries: OpenRegistry, seconds: float) -> None:
+    async def order(context: OperationContext) -> None:
+        await context.sleep(seconds)
+
+    state = await ended(await registries(durable(order)).start("shop.order", {}, ADA))
+
+    assert (state.status, state.error["code"], state.attempt) == ("failed", "VALIDATION_ERROR", 1)
+
+
+async def test_a_signal_may_be_awaited_for_ever(registries: OpenRegistry) -> None:
+    async def order(context: OperationContext) -> Any:
+        with pytest.raises(CallError):
+            await context.wait_for("paid", timeout=float("nan"))
+        return await context.wait_for("paid", timeout=float("inf"))
+
+    run = await registries(durable(order)).start("shop.order", {}, ADA)
+    await run.signal("paid", 5)
+
+    assert (await run.result(10)).data == 5
+
+
+async def test_a_value_that_cannot_be_stored_is_no_failure_of_the_store(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    registry = registries(effects.charge)
+    store: Any = registry.run_store
+    await store.open()
+    wrong = store.write(lambda db: db.count("UPDATE runs SET lane = ?", "a\x00\ud800"))
+    right = store.write(lambda db: db.now())
+
+    assert await code_of(wrong) == "EXECUTION_ERROR"
+    assert await right
+    assert store._writer.works
+
+
 @pytest.mark.parametrize("name", STRANGE, ids=["NUL", "surrogate", "long"])
 async def test_strange_names_of_callers_are_rejected_and_the_store_works(
     registries: OpenRegistry, effects: Effects, name: str

@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -53,7 +54,7 @@ from operations.runs.records import (
     Step,
 )
 from operations.runs.steps import RecordedSteps, StepNames
-from operations.runs.texts import cleaned
+from operations.runs.texts import cleaned, milliseconds
 from operations.runs.writer import RunStoreError
 
 logger = logging.getLogger("operations")
@@ -700,15 +701,20 @@ class Session:
             self._news = asyncio.Event()
 
     async def sleep(self, parent: str, seconds: float) -> None:
-        """Sleep until a recorded time."""
+        """Sleep until a recorded time.
+
+        Raises:
+            CallError: `VALIDATION_ERROR`.
+        """
         await self._enforce_open()
+        duration = milliseconds(seconds, "seconds")
         name = self.names.take(parent, SLEEP, None)
         if self.recorded.get(name) is None:
             self._take_room()
         step = Step(name, parent, SLEEP, SLEEP, 0, 0, None, None, None)
         attempt, journal = self.attempt, self.host.journal
         left = await self._store(
-            lambda db: journal.sleep(db, attempt.id, attempt.fence, step, int(seconds * 1000))
+            lambda db: journal.sleep(db, attempt.id, attempt.fence, step, duration)
         )
         if left is None:
             await self._lost()
@@ -726,10 +732,11 @@ class Session:
         """Wait for a signal; return its value.
 
         Raises:
-            CallError: `TIMEOUT`.
+            CallError: `TIMEOUT`, or `VALIDATION_ERROR`.
         """
         request = {"name": name}
-        answer = await self._question(parent, "signal", request, f"signal:{name}", name, timeout)
+        limit = None if timeout is None or timeout == inf else milliseconds(timeout, "timeout")
+        answer = await self._question(parent, "signal", request, f"signal:{name}", name, limit)
         return msgspec.json.decode(answer)
 
     async def _elicit(self, message: str, schema: Any) -> Any:
@@ -748,7 +755,7 @@ class Session:
         request: Any,
         operation: str,
         signal: str | None,
-        timeout: float | None,
+        timeout: int | None,
     ) -> bytes:
         """Ask, wait for the answer, record it, and return it as JSON."""
         await self._enforce_open()
@@ -762,15 +769,12 @@ class Session:
         step = Step(name, parent, operation, QUERY, 0, 0, None, None, None)
         attempt, journal = self.attempt, self.host.journal
         question = Question(name, kind, msgspec.json.encode(request))
-        milliseconds = None if timeout is None else int(timeout * 1000)
         failure: CallError | None = None
         answer: bytes | None = None
         while failure is None and answer is None:
             news = self._news
             asked = await self._store(
-                lambda db: journal.ask(
-                    db, attempt.id, attempt.fence, question, signal, milliseconds
-                )
+                lambda db: journal.ask(db, attempt.id, attempt.fence, question, signal, timeout)
             )
             if asked is None:
                 await self._lost()

@@ -11,6 +11,9 @@ from operations.base.errors import invalid_argument
 MAX_NAME: Final = 512
 """The largest number of characters in a name: names are in indexes, whose rows have at most 2,700 bytes."""
 
+MAX_SECONDS: Final = 10**10
+"""The longest time that a run waits: three centuries."""
+
 _MAX_INTEGER: Final = 2**63 - 1
 
 
@@ -38,6 +41,19 @@ def enforce_integer(value: int, argument: str) -> None:
     """
     if not -_MAX_INTEGER <= value <= _MAX_INTEGER:
         raise invalid_argument(f"/{argument}", "is too large", "maximum", subject=argument)
+
+
+def milliseconds(seconds: float, argument: str) -> int:
+    """Return a time in milliseconds, at least 0.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if it is not finite, or too long.
+    """
+    # The comparison is false for NaN.
+    if not seconds <= MAX_SECONDS:
+        message = f"must be a number of at most {MAX_SECONDS} seconds"
+        raise invalid_argument(f"/{argument}", message, "maximum", subject=argument)
+    return int(max(0.0, seconds) * 1000)
 
 
 def cleaned(text: str) -> str:

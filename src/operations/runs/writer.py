@@ -160,6 +160,10 @@ class TransactionThread:
                     connection = self._transact(connection, [job])
                 return connection
             is_answer = isinstance(error, CallError) and not isinstance(error, RunStoreError)
+            if connection is not None and _is_invalid(error):
+                message = f"A value cannot be stored: {error}"
+                error = CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
+                is_answer = True
             if is_answer:
                 for job in jobs:
                     job.error = error
@@ -174,6 +178,14 @@ class TransactionThread:
             return None
         self.works = True
         return connection
+
+
+def _is_invalid(error: Exception) -> bool:
+    """Return whether a value of the job is wrong, and not the database: no repetition would help."""
+    # Each driver has its own DataError.
+    return isinstance(error, (TypeError, ValueError, OverflowError)) or (
+        type(error).__name__ == "DataError"
+    )
 
 
 def _deliver(jobs: list[_Job]) -> None:
