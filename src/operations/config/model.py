@@ -130,6 +130,7 @@ class RunsEntry:
         url: `sqlite:` with a path relative to this file, or `postgresql://USER@HOST/DATABASE` without a password; by
             default that of `state`, with its password.
         password: The password of the PostgreSQL user.
+        key: At least 32 random bytes, with which inputs, results, steps and callers are encrypted.
         working: The number of runs that each process works on at a time.
         live_per_caller: The number of live runs of one caller.
         live: The number of live runs of all callers.
@@ -146,6 +147,7 @@ class RunsEntry:
 
     url: str | None = None
     password: Secret | None = None
+    key: Secret | None = None
     working: Count = 50
     live_per_caller: Count = 1_000
     live: Count = 100_000

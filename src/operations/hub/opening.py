@@ -304,6 +304,7 @@ def runs_of(
         return Runs(
             url,
             password=password,
+            key=None if entry.key is None else file.secret(entry.key),
             limits=limits,
             retention=retention,
             lease=entry.lease,

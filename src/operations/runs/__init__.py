@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,7 +28,7 @@ from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.access import Identity, access_denied
 from operations.contract.context import OperationContext, new_request_id
 from operations.contract.events import RunEvent
-from operations.contract.grant import Issuer
+from operations.contract.grant import Issuer, secret_key
 from operations.contract.specs import Operation
 from operations.registry.plan import CallPlan
 from operations.registry.runs import (
@@ -111,6 +112,8 @@ class Runs:
     Args:
         url: `sqlite:PATH`, or `postgresql://USER@HOST/DATABASE`, which needs the `postgres` extra; or a database.
         password: The password of a PostgreSQL user, which the URL then does not contain.
+        key: At least 32 random bytes, with which inputs, results, steps and callers are encrypted; needs the `jwt`
+            extra. All processes use the same key.
         limits: The limits.
         retention: How long runs are kept after their end.
         lease: Seconds after which other processes take over the runs of a process that has stopped.
@@ -125,7 +128,7 @@ class Runs:
             start runs in this process.
 
     Raises:
-        ValueError: If the URL is not known, or its file is on a network file system.
+        ValueError: If the URL is not known, its file is on a network file system, or the key is too short.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Runs:
         url: str | Database,
         *,
         password: str | None = None,
+        key: str | bytes | None = None,
         limits: Limits | None = None,
         retention: Retention | None = None,
         lease: float = 10.0,
@@ -149,6 +153,13 @@ class Runs:
         self.park_seconds = park
         self.schedules = dict(schedules or {})
         self._database = _database(url, password) if isinstance(url, str) else url
+        self._key_id: str | None = None
+        if key is not None:
+            secret = secret_key(key, "the store of runs")
+            self._key_id = sha256(b"which key" + secret).hexdigest()
+            # Needs an extra.
+            sealing = import_module("operations.runs.sealing")
+            self._database = sealing.SealedDatabase(self._database, secret)
         self._notes = Notes(partial(self._in_loop, self._send))
         self.journal = Journal(
             self._database,
@@ -223,7 +234,10 @@ class Runs:
             self._is_closed = False
             self._loop = asyncio.get_running_loop()
             # The first connection makes the tables.
-            await self.write(lambda db: db.now())
+            if await self.write(self._stored_key) != self._key_id:
+                raise RunStoreError(
+                    "The store of runs is encrypted with another key, or this process has no key for it"
+                )
             executes = self._executes and not self._is_newer
             if self._is_newer and self._executes:
                 logger.error(
@@ -255,6 +269,14 @@ class Runs:
                 self.watch_approvals()
                 for name, schedule in self.schedules.items():
                     start_task(self._tasks, self._follow(name, schedule))
+
+    def _stored_key(self, db: Connection) -> str | None:
+        """Return which key encrypts the journal: from now on that of this process, if there was none."""
+        if self._key_id is not None:
+            sql = "INSERT INTO meta (name, value) VALUES ('key', ?) ON CONFLICT (name) DO NOTHING"
+            db.count(sql, self._key_id)
+        rows = db.rows("SELECT value FROM meta WHERE name = 'key'")
+        return rows[0][0] if rows else None
 
     async def _opened(self) -> None:
         """Open the journal, unless it was closed.

@@ -161,7 +161,7 @@ class TransactionThread:
                 return connection
             is_answer = isinstance(error, CallError) and not isinstance(error, RunStoreError)
             if connection is not None and _is_invalid(error):
-                message = f"A value cannot be stored: {error}"
+                message = f"A value cannot be stored or read: {error}"
                 error = CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
                 is_answer = True
             if is_answer:
