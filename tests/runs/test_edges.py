@@ -4,6 +4,7 @@ import asyncio
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Awaitable
 from typing import Any
 
@@ -346,3 +347,59 @@ async def test_a_run_that_was_answered_does_not_fail_for_want_of_an_answer(
 
     second = registries(durable(order), retention=Retention(unanswered=0))
     assert (await resumed(second, run)).result["data"] == 5
+
+
+# ------------------------------------------------------------ clocks and threads
+
+
+async def test_a_clock_that_is_an_hour_off_changes_no_lease_and_no_delay(
+    registries: OpenRegistry, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """m"""
+    one = registries(effects.slow, effects.charge)
+    run = await one.start("shop.slow", {"amount": 1}, ADA)
+    await effects.begun.wait()
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr("time.time", lambda: real() + 3600)
+    monkeypatch.setattr("time.time_ns", lambda: real_ns() + 3_600_000_000_000)
+    two = registries(effects.slow, effects.charge)
+    later = await two.start("shop.charge", {"amount": 2}, ADA, delay=1.5)
+    state = await ended(later)
+    effects.released.set()
+
+    assert (await run.result(10)).data == 1
+    assert (await run.refresh()).attempt == 1
+    assert state.updated - state.created >= 1500
+    assert effects.made == [1, 2]
+
+
+@pytest.mark.requirement("R70", "R71")
+async def test_the_end_of_a_thread_whose_run_was_cancelled_is_not_recorded(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    """u"""
+    release, ends = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @operation("shop.block", scopes=["shop"])
+    def block() -> int:
+        loop.call_soon_threadsafe(effects.begun.set)
+        release.wait(20)
+        loop.call_soon_threadsafe(ends.set)
+        return 1
+
+    async def order(context: OperationContext) -> int:
+        return int(await context.call(block))
+
+    registry = registries(durable(order), block)
+    run = await registry.start("shop.order", {}, ADA)
+    await effects.begun.wait()
+    await run.cancel()
+    state = await ended(run)
+    release.set()
+    await ends.wait()
+    (step,) = [each for each in await run.steps() if each.operation == "shop.block"]
+
+    assert (state.status, await run.refresh()) == ("cancelled", state)
+    assert state.error["details"]["begun"][0]["operation"] == "shop.block"
+    assert step.ended is None
