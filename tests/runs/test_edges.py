@@ -349,6 +349,22 @@ async def test_a_run_that_was_answered_does_not_fail_for_want_of_an_answer(
     assert (await resumed(second, run)).result["data"] == 5
 
 
+@pytest.mark.requirement("F40")
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+async def test_the_check_of_a_store_writes_to_the_disk(registries: OpenRegistry, url: str) -> None:
+    """Otherwise a full disk is not noticed."""
+    store: Any = registries(executes=False).run_store
+    assert await store.works()
+    other = sqlite3.connect(url.removeprefix("sqlite:"))
+    versions = set[int]()
+    for _ in range(3):
+        versions.add(other.execute("PRAGMA data_version").fetchone()[0])
+        assert await store.works()
+    other.close()
+
+    assert len(versions) == 3
+
+
 # ------------------------------------------------------------ clocks and threads
 
 

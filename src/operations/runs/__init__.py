@@ -544,9 +544,7 @@ class Runs:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
                 await self._opened()
-                await self.write(
-                    lambda db: db.count("UPDATE meta SET value = value WHERE name = 'checked'")
-                )
+                await self.write(_check)
         except (RunStoreError, TimeoutError):
             return False
         return True
@@ -715,6 +713,15 @@ class Runs:
     def _name(self, context: OperationContext) -> str:
         identity = context.identity
         return callers.OPERATOR if identity is None else cleaned(identity.account)
+
+
+def _check(db: Connection) -> None:
+    """Write something, which fails if the disk is full."""
+    sql = (
+        "INSERT INTO meta (name, value) VALUES ('checked', ?)"
+        " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    )
+    db.count(sql, str(db.now()))
 
 
 def _encoded(value: Any, what: str, most: int) -> bytes:
