@@ -278,6 +278,17 @@ async def test_the_identity_behind_a_grant_has_the_access_of_its_subject_now() -
         await grants.resolve(token)
 
 
+def test_a_grant_receives_its_issuer_as_a_copy() -> None:
+    issuer, other = Grants(KEY), Grants(KEY)
+    grant = Grant(blocks=(new_block("bot", operations=["*"]),), keys=("key",))
+    found = [grant.issued_by(issuer), grant.issued_by(other)]
+
+    assert [grant.issuer, *(each.issuer for each in found)] == [None, issuer, other]
+    assert found == [grant, grant]
+    assert [msgspec.json.encode(each) for each in found] == [msgspec.json.encode(grant)] * 2
+    assert found[0].issued_by(issuer) is found[0]
+
+
 @dataclass
 class Times:
     """The real time that the machine shows, and the time that has passed."""

@@ -330,6 +330,17 @@ async def test_exchanged_tokens_are_kept_for_a_while_and_bounded(
 
 
 @pytest.mark.requirement("R23")
+async def test_callers_that_share_an_identity_keep_their_own_tokens() -> None:
+    endpoint, shared = Endpoint(), Identity("ann")
+    one, two = (OperationContext(identity=hold_token(shared, token)) for token in ("one", "two"))
+    async with serving(endpoint) as url:
+        exchange = TokenExchange(token_url=url, client_id="hub")
+        assert [await exchange(each) for each in (one, two, one)] == ["new-1", "new-2", "new-1"]
+    assert [form.count(b"subject_token=one") for form in endpoint.forms] == [1, 0]
+    assert vars(shared) == {}
+
+
+@pytest.mark.requirement("R23")
 @pytest.mark.parametrize(
     ("status", "answer", "code", "text"),
     [

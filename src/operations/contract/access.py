@@ -12,12 +12,12 @@ Rule 5: no pattern allows an operation that administers authority, only its exac
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
-from copy import copy
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from operations.base.attached import Attached
 from operations.base.errors import CallError, ErrorCode
 from operations.base.json.references import steps
 from operations.base.text import enforce_lists
@@ -104,23 +104,20 @@ def _escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-_CHECK = "_check"
+_CHECK: Attached[Callable[[], Awaitable[bool]]] = Attached("_check")
 
 
 def with_check(identity: Identity, check: Callable[[], Awaitable[bool]]) -> Identity:
     """Return a copy of an identity with a function that checks its credential again.
 
-    A copy, because a resolver may return the same identity for several credentials. The function is not a field, so it
-    is never encoded.
+    A copy, because a resolver may return the same identity for several credentials.
     """
-    copied = copy(identity)
-    vars(copied).update(vars(identity), **{_CHECK: check})
-    return copied
+    return _CHECK.to(identity, check)
 
 
 async def has_valid_credential(identity: Identity) -> bool:
     """Return whether the credential of a caller is still valid, if that can be checked."""
-    check = vars(identity).get(_CHECK)
+    check = _CHECK.of(identity)
     return check is None or await check()
 
 

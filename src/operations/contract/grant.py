@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from operations.base.attached import Attached
 from operations.base.clock import is_over
 from operations.base.errors import CallError, ErrorCode
 from operations.base.patterns import Patterns
@@ -166,6 +167,9 @@ class Issuer(Protocol):
         ...
 
 
+_ISSUER: Attached[Issuer] = Attached("_issuer")
+
+
 class Grant(Struct, frozen=True, kw_only=True, dict=True):
     """A verified chain of blocks."""
 
@@ -176,15 +180,14 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
 
     origin: GrantOrigin | None = None
 
-    @cached_property
+    @property
     def issuer(self) -> Issuer | None:
-        """The issuer, set by `issued_by`; no field, because it is never sent to another process."""
-        return None
+        """The issuer, attached by `issued_by`; no field, because it is never sent to another process."""
+        return _ISSUER.of(self)
 
     def issued_by(self, issuer: Issuer) -> "Grant":
-        """Set the issuer, which every call with this grant asks for revocations, and return the grant."""
-        vars(self)["issuer"] = issuer
-        return self
+        """Return the grant with its issuer, which every call with it asks for revocations."""
+        return self if self.issuer is issuer else _ISSUER.to(self, issuer)
 
     @cached_property
     def until(self) -> float:

@@ -2,8 +2,8 @@
 
 Rule 1: the token of a caller is sent only to the token endpoint that the operator configured, which exchanges it for
         another token. If the endpoint returns the caller's own token, the call fails.
-Rule 2: the token of a caller is stored with its identity, but not as a field: it is never encoded, printed, compared or
-        copied, and is freed with the identity. Only a `TokenExchange` reads it.
+Rule 2: the token of a caller is attached to its identity, and not a field: it is never encoded, printed or compared,
+        and is freed with the identity. Only a `TokenExchange` reads it.
 Rule 3: a credential that cannot be obtained fails the call; the request is never sent without it.
 """
 
@@ -25,6 +25,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+from operations.base.attached import Attached
 from operations.base.errors import CallError, ErrorCode, retrieve_exception
 from operations.base.json.decoding import decode_json
 from operations.base.json.values import MAX_REQUEST_VALUES, JSONValueError, object_of, text_of
@@ -54,18 +55,13 @@ DEFAULT_LIFETIME: Final = 300.0
 _RENEW_BEFORE = 30.0
 """A token is replaced this many seconds before it expires, or at 90% of its lifetime if that is later."""
 
-_HELD = "_token"
+_TOKEN: Attached[str] = Attached("_token")
 _ERROR_CODE = re.compile("[a-z_]{1,64}")
 
 
 def hold_token(identity: Identity, token: str) -> Identity:
-    """Store the token that identified a caller, for token exchange; return the identity."""
-    vars(identity)[_HELD] = token
-    return identity
-
-
-def _held_token(identity: Identity) -> str | None:
-    return vars(identity).get(_HELD)
+    """Return a copy of an identity with the token that identified the caller, for token exchange."""
+    return _TOKEN.to(identity, token)
 
 
 _Fetch: TypeAlias = Callable[[], Awaitable[tuple[str, float]]]
@@ -175,7 +171,7 @@ class TokenExchange:
             # Another attempt would not have it.
             raise token_not_stored("This operation")
         identity = context.identity
-        subject = None if identity is None else _held_token(identity)
+        subject = None if identity is None else _TOKEN.of(identity)
         if subject is None and context is not NO_CALL:
             raise CallError(
                 ErrorCode.ACCESS_DENIED,

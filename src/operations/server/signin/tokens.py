@@ -263,19 +263,36 @@ class JWTs(JWTConfig):
 
     def share_keys(self, new: "JWTs") -> None:
         """Let `new` use the keys fetched from the same address, so that a reload needs no fetch."""
-        if self.jwks_url is not None and self.jwks_url == new.jwks_url:
-            object.__setattr__(new, "_keys", self._keys)
+        keys, own = new.published, self._keys
+        if keys and own and self.jwks_url is not None and self.jwks_url == new.jwks_url:
+            keys.fetched = own.fetched
+
+    @property
+    def published(self) -> "_Published | None":
+        """The keys of `jwks_url` or `jwks`."""
+        return self._keys
+
+
+class _Fetched:
+    """The keys that were fetched last, and the state of fetching them."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str | None, Any] = {}
+        self.at = self.tried_at = float("-inf")
+        self.task: asyncio.Task[None] | None = None
+        self.is_unreachable = False
 
 
 class _Published:
-    """The keys of a JWKS, configured or fetched."""
+    """The keys of a JWKS, configured or fetched.
+
+    Attributes:
+        fetched: The present keys, which several objects for one address may share.
+    """
 
     def __init__(self, source: str | Mapping[str, Any]) -> None:
         self._address = source if isinstance(source, str) else None
-        self._keys: dict[str | None, Any] = {}
-        self._fetched = self._tried = float("-inf")
-        self._fetching: asyncio.Task[None] | None = None
-        self._is_unreachable = False
+        self.fetched = _Fetched()
         if not isinstance(source, str):
             self._take(dict(source))
 
@@ -288,32 +305,32 @@ class _Published:
         """
         found = self._find(key_id)
         if self._address is not None:
-            age = monotonic() - self._fetched
+            age = monotonic() - self.fetched.at
             if found is None or age > _MAX_AGE:
                 fetching = self._refresh(self._address)
                 if (found is None or age > _STALE_AGE) and fetching is not None:
                     # Shielded: a cancelled request must not cancel the fetch that other requests wait for.
                     await asyncio.shield(fetching)
                     found = self._find(key_id)
-        is_stale = monotonic() - self._fetched > _STALE_AGE
-        if self._is_unreachable and (found is None or is_stale):
+        is_stale = monotonic() - self.fetched.at > _STALE_AGE
+        if self.fetched.is_unreachable and (found is None or is_stale):
             raise ConnectionError("the keys of the issuer could not be fetched")
         if found is None:
             raise CredentialError("a token signed with a key that its issuer does not publish")
         return found
 
     def _find(self, key_id: str | None) -> Any:
-        found = self._keys.get(key_id)
-        if found is None and key_id is None and len(self._keys) == 1:
-            (found,) = self._keys.values()
+        found = self.fetched.keys.get(key_id)
+        if found is None and key_id is None and len(self.fetched.keys) == 1:
+            (found,) = self.fetched.keys.values()
         return found
 
     def _refresh(self, address: str) -> "asyncio.Task[None] | None":
         """Return the running fetch; start one if the last one was long enough ago."""
-        if self._fetching is None and monotonic() - self._tried > _PAUSE:
-            self._tried = monotonic()
-            self._fetching = asyncio.Task(self._fetch(address))
-        return self._fetching
+        if self.fetched.task is None and monotonic() - self.fetched.tried_at > _PAUSE:
+            self.fetched.tried_at = monotonic()
+            self.fetched.task = asyncio.Task(self._fetch(address))
+        return self.fetched.task
 
     async def _fetch(self, address: str) -> None:
         try:
@@ -325,15 +342,15 @@ class _Published:
             logger.warning("cannot fetch the keys of an issuer at %s: %s", shown, reason)
             if isinstance(error, HTTPError):
                 error.close()
-            self._is_unreachable = True
+            self.fetched.is_unreachable = True
         else:
-            self._is_unreachable = False
-            self._fetched = monotonic()
+            self.fetched.is_unreachable = False
+            self.fetched.at = monotonic()
         finally:
-            self._fetching = None
+            self.fetched.task = None
 
     def _take(self, jwks: JSONObject) -> None:
-        self._keys = {
+        self.fetched.keys = {
             key.key_id: key
             for key in jwt.PyJWKSet.from_dict(jwks).keys
             if key.public_key_use in (None, "sig")
