@@ -314,8 +314,8 @@ def test_parts_that_multiply_are_visited_once() -> None:
     references = References({"components": {"schemas": schemas}})
     converter = SchemaConverter(references, ref_siblings=True)
     root = {"$ref": "#/components/schemas/A0"}
-    assert len(converter.properties(root)) == 31
-    assert converter.flattened(root)["required"] == ["id"]
+    assert len(converter.definitions.properties(root)) == 31
+    assert converter.definitions.flattened(root)["required"] == ["id"]
     assert isinstance(built_schema(converter, root, Direction.REQUEST), dict)
 
 

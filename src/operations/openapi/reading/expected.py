@@ -16,6 +16,7 @@ from operations.base.json.values import kind_of, list_of, object_of
 from operations.base.types import JSONObject, JSONSchema
 from operations.io.http.client import DEFAULT_HEADERS
 from operations.openapi.reading import media
+from operations.openapi.reading.definitions import Definitions
 from operations.openapi.reading.keywords import as_object, base64_encoding
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import Media, Model, Response, best
@@ -138,7 +139,7 @@ class Expected:
         is_stream: bool,
         is_split: bool,
     ) -> None:
-        self._schemas = schemas
+        self._schemas, self._definitions = schemas, schemas.definitions
         self._output = output
         self._method = method
         self._is_stream = is_stream
@@ -170,7 +171,7 @@ class Expected:
         is_output = is_sole and (self._is_stream or not is_stream)
         schema = self._output if is_output else self._schema(declared)
         listed = self._schema(declared, is_listed=True) if is_stream else None
-        is_base64 = base64_encoding(self._schemas.resolve(declared.schema)) != ""
+        is_base64 = base64_encoding(self._definitions.resolve(declared.schema)) != ""
         return ResponseData(declared, schema, listed, is_base64=is_base64)
 
     def _schema(self, declared: Media, *, is_listed: bool = False) -> Schema:
@@ -196,7 +197,7 @@ class Expected:
             else:
                 is_listed = media.is_stream(declared.media_type) and not self._is_stream
                 member = _data(draft, declared, is_listed=is_listed)
-                is_one = not is_listed and self._is_object(_raw(declared, self._schemas))
+                is_one = not is_listed and self._is_object(_raw(declared, self._definitions))
             if not member:
                 return {}
             if member not in members:
@@ -227,7 +228,10 @@ class Expected:
         chosen = best(offered)
         if chosen is None:
             return []
-        is_null = self._schemas.resolve(chosen.schema) in ({"const": None}, {"type": "null"})
+        is_null = self._definitions.resolve(chosen.schema) in (
+            {"const": None},
+            {"type": "null"},
+        )
         return [chosen, *(m for m in offered if is_null and m is not chosen)]
 
     def _is_always_empty(self) -> bool:
@@ -252,7 +256,7 @@ class Expected:
         return kind if is_split or kind.startswith("*/*") else f"{kind}, */*;q=0.1"
 
     def _is_object(self, schema: Any) -> bool:
-        parts = self._schemas.parts(self._schemas.resolve(schema))
+        parts = self._definitions.parts(self._definitions.resolve(schema))
         return any(
             part["type"] == "object" if "type" in part else "properties" in part for part in parts
         )
@@ -291,11 +295,11 @@ def _matching(offered: Sequence[Media], kind: str) -> Media | None:
 
 def _data(draft: SchemaDraft, declared: Media, *, is_listed: bool) -> JSONObject:
     """Return the schema of a response's data, or of one item or all items of a stream; empty if unknown."""
-    kind, schemas = declared.media_type, draft.converter
+    kind, definitions = declared.media_type, draft.converter.definitions
     if is_listed:
         return {"type": "array", "items": _data(draft, declared, is_listed=False)}
-    if media.is_json(kind) or media.is_stream(kind) or _is_json_range(declared, schemas):
-        return as_object(draft.convert(_raw(declared, schemas)))
+    if media.is_json(kind) or media.is_stream(kind) or _is_json_range(declared, definitions):
+        return as_object(draft.convert(_raw(declared, definitions)))
     # Text is a string, even if a schema describes its XML as an object.
     if media.is_text(kind):
         return {"type": "string"}
@@ -305,38 +309,38 @@ def _data(draft: SchemaDraft, declared: Media, *, is_listed: bool) -> JSONObject
     return {"type": "string", "contentEncoding": "base64", "contentMediaType": media.essence(kind)}
 
 
-def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:
+def _is_json_range(declared: Media, definitions: Definitions) -> bool:
     """Return whether a range of media types (`*/*`) describes only JSON."""
     if not media.is_range(declared.media_type) or not fnmatchcase(
         "application/json", media.essence(declared.media_type)
     ):
         return False
-    node = schemas.resolve(declared.schema)
+    node = definitions.resolve(declared.schema)
     kinds = [kind for kind in list_of(node.get("type")) or [node.get("type")] if kind != "null"]
     return all(kind in ("object", "array") for kind in kinds) or "properties" in node
 
 
-def _raw(declared: Media, schemas: SchemaConverter) -> Any:
+def _raw(declared: Media, definitions: Definitions) -> Any:
     """Return the unconverted schema of a response's data or of one item of a stream."""
     if not media.is_stream(declared.media_type):
         return whole_schema(declared)
     item = declared.item_schema
     if item is None:
-        whole = schemas.resolve(declared.schema)
+        whole = definitions.resolve(declared.schema)
         if media.is_sequence(declared.media_type):
             return whole.get("items", True) if whole.get("type") == "array" else declared.schema
         # Our own exports describe the text of all events.
-        whole = schemas.resolve(whole.get("contentSchema", whole))
+        whole = definitions.resolve(whole.get("contentSchema", whole))
         events: list[Any] = list_of(whole.get("anyOf")) or [whole]
-        items = [_event_data(event, schemas) for event in events]
+        items = [_event_data(event, definitions) for event in events]
         return declared.schema if None in items else {"anyOf": items}
     if media.is_sequence(declared.media_type):
         return item
     # 3.2 describes a whole event, but a subscription yields only its data.
-    data = schemas.properties(item).get("data")
-    return item if data is None else schemas.resolve(data).get("contentSchema", data)
+    data = definitions.properties(item).get("data")
+    return item if data is None else definitions.resolve(data).get("contentSchema", data)
 
 
-def _event_data(event: Any, schemas: SchemaConverter) -> Any:
+def _event_data(event: Any, definitions: Definitions) -> Any:
     """Return the schema of the JSON in the data of an event; None if the schema does not describe an event."""
-    return schemas.resolve(schemas.properties(event).get("data")).get("contentSchema")
+    return definitions.resolve(definitions.properties(event).get("data")).get("contentSchema")

@@ -21,14 +21,8 @@ from typing import Any, NamedTuple
 from operations.base.json.values import is_list, is_object, list_of, object_of
 from operations.base.text import printable
 from operations.base.types import JSONObject, JSONSchema
-from operations.openapi.reading.definitions import (
-    CLOSING,
-    Definition,
-    Definitions,
-    Direction,
-    closes,
-    is_closed,
-)
+from operations.openapi.reading.definitions import CLOSING, Definitions, closes, is_closed
+from operations.openapi.reading.file_fields import FileFields
 from operations.openapi.reading.keywords import (
     apply_exclusive,
     as_object,
@@ -45,7 +39,10 @@ from operations.openapi.reading.keywords import (
     repair_pattern,
     with_null,
 )
+from operations.openapi.reading.naming import Definition, Direction, NamedDefinitions
+from operations.openapi.reading.references import References
 from operations.openapi.reading.subtypes import UNIONS
+from operations.schema import SharedDefinitions
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import (
     ALL_TYPES,
@@ -174,7 +171,7 @@ class SchemaDraft:
         if type(ref) is str:
             return self._reference(schema, ref, at)
         if self.direction is Direction.UPLOAD and is_file(schema):
-            described, result = schema.get("description"), self.converter.file_schema
+            described, result = schema.get("description"), self.converter.files.schema
             if described:
                 result = {**result, "description": described}
             is_optional = schema.get("nullable") is True or "null" in list_of(schema.get("type"))
@@ -190,7 +187,7 @@ class SchemaDraft:
             result = found.ref
         if len(schema) == 1:
             return result
-        if self.converter.ref_siblings:
+        if self.converter.definitions.ref_siblings:
             others = {key: item for key, item in schema.items() if key != "$ref"}
             result = {**self._keywords(others, at._replace(is_opened=False)), **result}
         elif isinstance(description := schema.get("description"), str):
@@ -198,7 +195,7 @@ class SchemaDraft:
         return with_null(result) if schema.get("nullable") is True else result
 
     def _found(self, ref: str, *, is_part: bool) -> Definition | None:
-        return self.converter.definition(ref, self.direction, self.bases if is_part else ())
+        return self.converter.named.find(ref, self.direction, self.bases if is_part else ())
 
     def _part(self, item: Any, at: _Position) -> JSONSchema:
         """Convert an `allOf` part; a part that would forbid the properties of other parts is opened and inlined."""
@@ -206,8 +203,8 @@ class SchemaDraft:
         if at.is_opened and type(ref) is str:
             found = self._found(ref, is_part=at.is_part)
             if found is not None and found.pointer not in self._inlined:
-                target = self.converter.resolve(found.target)
-                if any(map(is_closed, self.converter.parts(target))):
+                target = self.converter.definitions.resolve(found.target)
+                if any(map(is_closed, self.converter.definitions.parts(target))):
                     self._inlined.add(found.pointer)
                     try:
                         return self._convert(target, at)
@@ -220,14 +217,14 @@ class SchemaDraft:
         closing: list[Any] = []
         hidden, is_opened = at.hidden, at.is_opened
         if "properties" in schema or "allOf" in schema:
-            hidden = hidden | self.converter.hidden(schema, _MARK[self.direction])
-            closing = [] if is_opened else self.converter.closing(schema)
+            hidden = hidden | self.converter.definitions.hidden(schema, _MARK[self.direction])
+            closing = [] if is_opened else self.converter.definitions.closing(schema)
             is_opened = is_opened or bool(closing)
         below = _Position(at.depth + 1)
         out: JSONObject = {}
         for key, value in schema.items():
             if is_object(value) and "$ref" in value and key not in _VALUES:
-                value = self.converter.value(value)  # noqa: PLW2901 - the same keyword, found
+                value = self.converter.definitions.value(value)  # noqa: PLW2901 - the same keyword, found
             if key in _CORRECTED:
                 put(out, key, _CORRECTED[key](value))
             elif key == "required":
@@ -287,7 +284,7 @@ class SchemaDraft:
             del out["multipleOf"]
         if "enum" in out:
             repair_enum(out)
-        if "type" in out and self.converter.contradicts_type(schema):
+        if "type" in out and self.converter.definitions.contradicts_type(schema):
             del out["type"]
         if "oneOf" in out and self.direction is not Direction.RESPONSE:
             union: JSONObject = {"anyOf": out.pop("oneOf")}
@@ -304,7 +301,7 @@ class SchemaDraft:
         refs = [object_of(item).get("$ref") for item in unions[0]]
         found = [self._found(ref, is_part=False) if type(ref) is str else None for ref in refs]
         pointers = ["" if each is None else each.pointer for each in found]
-        return self.converter.subtypes.variants(schema["discriminator"], pointers)
+        return self.converter.definitions.subtypes.variants(schema["discriminator"], pointers)
 
     def _items(self, schema: JSONObject, value: Any, at: _Position, out: JSONObject) -> None:
         """Convert `items`: a schema or, before 2020-12, a list of schemas with `additionalItems` for the rest."""
@@ -346,8 +343,27 @@ def _on_cycles(edges: dict[Definition, set[Definition]]) -> list[Definition]:
     return list(edges)
 
 
-class SchemaConverter(Definitions):
-    """Converts the schemas of one document."""
+class SchemaConverter:
+    """Converts the schemas of one document.
+
+    Args:
+        references: The document's references.
+        ref_siblings: Whether keywords beside a `$ref` are used (from 3.1 on), or ignored as in 3.0 and 2.0.
+
+    Attributes:
+        definitions: The unconverted schemas.
+        files: Which of them describe files.
+        named: The definitions that converted schemas refer to.
+        requests: The definitions of inputs, compiled once for all operations.
+        responses: The definitions of outputs and errors.
+    """
+
+    def __init__(self, references: References, *, ref_siblings: bool) -> None:
+        self.definitions = Definitions(references, ref_siblings=ref_siblings)
+        self.files = FileFields(self.definitions)
+        self.named = NamedDefinitions(self.definitions, self.files)
+        self.requests = SharedDefinitions()
+        self.responses = SharedDefinitions()
 
     def draft(self, direction: Direction) -> SchemaDraft:
         """Return an empty document, to which several schemas can be added."""
@@ -355,7 +371,7 @@ class SchemaConverter(Definitions):
 
     def allows_null(self, schema: Any) -> bool:
         """Return whether `schema` allows null."""
-        node = self.resolve(schema)
+        node = self.definitions.resolve(schema)
         is_marked = "nullable" in node or "nullable" in object_of(schema)
         if type(node.get("type")) is str and node["type"] in _NOT_NULL and not is_marked:
             return False  # most schemas, without a conversion
@@ -367,7 +383,7 @@ class SchemaConverter(Definitions):
         """Return the schema of a definition, converted once."""
         if definition.schema is None:
             definition.schema = True
-            if not self.is_circle(definition.target):
+            if not self.definitions.is_circle(definition.target):
                 definition.schema = self._converted(definition)
         return definition.schema
 
@@ -392,22 +408,23 @@ class SchemaConverter(Definitions):
 
     def _converted(self, definition: Definition) -> JSONSchema:
         pointer, target, direction = definition.pointer, definition.target, definition.direction
-        subtypes = self.subtypes.of(pointer)
+        inheritance = self.definitions.subtypes
+        subtypes = inheritance.of(pointer)
         if not subtypes or definition.is_own_part:
-            bases = self.subtypes.bases(pointer)
+            bases = inheritance.bases(pointer)
             return SchemaDraft(self, direction, definition.refs, bases).convert(target)
-        own = self.definition_at(pointer, target, direction, is_own_part=True)
+        own = self.named.at(pointer, target, direction, is_own_part=True)
         if len(subtypes) > MAX_SUBTYPES:
             definition.refs.add(own)
             return {**own.ref, "additionalProperties": True}
         # The union already lists the subtypes of a subtype without a discriminator of its own.
-        own_parts = set(filter(self.subtypes.is_intermediate, subtypes))
-        found = [self.definition(f"#{each}", direction, own_parts) for each in subtypes]
+        own_parts = set(filter(inheritance.is_intermediate, subtypes))
+        found = [self.named.find(f"#{each}", direction, own_parts) for each in subtypes]
         members = [member for member in (*found, own) if member is not None]
         definition.refs.update(members)
         union: JSONObject = {"anyOf": [member.ref for member in members]}
         if direction is Direction.RESPONSE:
-            tag = self.subtypes.discriminator(pointer)
-            put(union, VARIANTS, self.subtypes.variants(tag, [each.pointer for each in members]))
+            tag = inheritance.discriminator(pointer)
+            put(union, VARIANTS, inheritance.variants(tag, [each.pointer for each in members]))
         described = object_of(self.convert(own)).get("description")
         return {**union, "description": described} if described else union

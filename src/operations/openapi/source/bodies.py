@@ -43,6 +43,7 @@ from operations.io.files import (
 )
 from operations.io.http.client import enforce_header
 from operations.openapi.reading import media
+from operations.openapi.reading.definitions import Definitions
 from operations.openapi.reading.keywords import base64_encoding, is_file
 from operations.openapi.reading.model import Media, Parameter
 from operations.openapi.reading.schemas import SchemaConverter
@@ -236,12 +237,12 @@ def write_multipart(
     if is_list(value):
         writer.add_items(value)
     else:
-        writer.add_fields(fields_of(value, chosen, converter))
+        writer.add_fields(fields_of(value, chosen, converter.definitions))
     kind = media.concrete(media.essence(chosen.media_type), "multipart/form-data")
     return Payload(writer.finish(), f"{kind}; boundary={writer.boundary}")
 
 
-def fields_of(value: Any, chosen: Media, converter: SchemaConverter) -> JSONObject:
+def fields_of(value: Any, chosen: Media, definitions: Definitions) -> JSONObject:
     """Return the fields of a form to send.
 
     A form cannot express null, so null for an optional field means that it is absent, unless the field has a default.
@@ -253,13 +254,13 @@ def fields_of(value: Any, chosen: Media, converter: SchemaConverter) -> JSONObje
         raise CallError(ErrorCode.VALIDATION_ERROR, "A form's body must be an object.")
     if None not in value.values():
         return value
-    form = converter.flattened(chosen.schema)
+    form = definitions.flattened(chosen.schema)
     absent = {
         name
         for name, schema in form["properties"].items()
         if value.get(name, name) is None
         and name not in form["required"]
-        and converter.resolve(schema).get("default") is None
+        and definitions.resolve(schema).get("default") is None
         and not is_json_part(object_of(chosen.encoding.get(name)))
     }
     return {name: item for name, item in value.items() if name not in absent}
@@ -279,17 +280,19 @@ def style_of(encoding: JSONObject) -> tuple[str, bool] | None:
     return style, explode if isinstance(explode, bool) else style in {"form", "deepObject"}
 
 
-def fixed_value(parameter: Parameter, converter: SchemaConverter) -> Any:
+def fixed_value(parameter: Parameter, definitions: Definitions) -> Any:
     """Return the only value that a header's schema allows, or its default; `NO_VALUE` if there is neither."""
-    value = only_value(parameter.schema, converter)
+    value = only_value(parameter.schema, definitions)
     return (
-        converter.resolve(parameter.schema).get("default", NO_VALUE) if value is NO_VALUE else value
+        definitions.resolve(parameter.schema).get("default", NO_VALUE)
+        if value is NO_VALUE
+        else value
     )
 
 
-def only_value(schema: Any, converter: SchemaConverter) -> Any:
+def only_value(schema: Any, definitions: Definitions) -> Any:
     """Return the only value that a schema allows; `NO_VALUE` if it allows several."""
-    node = converter.resolve(schema)
+    node = definitions.resolve(schema)
     choices = list_of(node.get("enum"))
     if "const" in node:
         return node["const"]
@@ -301,7 +304,7 @@ class _Writer:
 
     def __init__(self, chosen: Media, converter: SchemaConverter, headers: JSONObject) -> None:
         self._chosen = chosen
-        self._converter = converter
+        self._definitions, self._files = converter.definitions, converter.files
         self._headers = headers
         self._out: list[bytes | FileContent] = []
         self._is_form = media.essence(chosen.media_type) == "multipart/form-data"
@@ -315,33 +318,29 @@ class _Writer:
     def add_fields(self, fields: JSONObject) -> None:
         for name, item in fields.items():
             encoding = object_of(self._chosen.encoding.get(name))
-            schema = self._converter.field(
-                self._converter.property(self._chosen.schema, name), item
-            )
+            schema = self._files.field(self._definitions.property(self._chosen.schema, name), item)
             styled = style_of(encoding)
             # Styles do not apply to files.
-            holds_files = _is_file(item, schema, encoding) or self._converter.holds_files(
-                schema, item
-            )
+            holds_files = _is_file(item, schema, encoding) or self._files.holds_files(schema, item)
             if styled is not None and not holds_files:
                 for field, text in styled_fields(name, item, *styled):
                     self._add(field, text, {}, {}, self._headers_of(name, 0))
             elif is_list(item) and not is_json_part(encoding):
                 for index, part in enumerate(item):
-                    inner = self._converter.field(schema.get("items"), part)
+                    inner = self._files.field(schema.get("items"), part)
                     self._add(name, part, encoding, inner, self._headers_of(name, index))
             else:
                 self._add(name, item, encoding, schema, self._headers_of(name, 0))
 
     def add_items(self, items: list[Any]) -> None:
         """Append parts without names, which 3.2 identifies by their position."""
-        schema = self._converter.resolve(self._chosen.schema)
+        schema = self._definitions.resolve(self._chosen.schema)
         schemas = list_of(schema.get("prefixItems"))
         first, rest = self._chosen.prefix_encoding, self._chosen.item_encoding
         for index, item in enumerate(items):
             held = schemas[index] if index < len(schemas) else schema.get("items")
             encoding = object_of(first[index]) if index < len(first) else rest
-            self._add("", item, encoding, self._converter.resolve(held), {})
+            self._add("", item, encoding, self._definitions.resolve(held), {})
 
     def _headers_of(self, part: str, index: int) -> dict[str, str]:
         """Return the serialised headers of a part, by name."""
@@ -353,7 +352,7 @@ class _Writer:
         for parameter in declared:
             value = values.get(parameter.name, NO_VALUE)
             if value is NO_VALUE and parameter.required:
-                value = fixed_value(parameter, self._converter)
+                value = fixed_value(parameter, self._definitions)
                 if value is NO_VALUE:
                     raise _missing(part, parameter.name)
             if value is not NO_VALUE:
@@ -392,7 +391,7 @@ class _Writer:
         kinds = [kind.strip() for kind in text_of(encoding.get("contentType")).split(",")]
         declared = kinds[0]
         if _is_file(value, schema, encoding):
-            upload = upload_of(value, name, self._converter.files_root)
+            upload = upload_of(value, name, self._files.root)
             if upload is None:
                 raise CallError(
                     ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file. {_NO_FILE_NAME}"
@@ -459,7 +458,7 @@ def write_body(
     kind = chosen.media_type
     if is_file_value(value):
         upload = upload_of(value, "body")
-        return Payload(_sent(upload, chosen, converter), media.concrete(kind, OCTETS))
+        return Payload(_sent(upload, chosen, converter.definitions), media.concrete(kind, OCTETS))
     if media.is_json(kind):
         return _json_payload(value, kind)
     if is_list(value) and media.is_sequence(kind):
@@ -469,10 +468,10 @@ def write_body(
     if media.is_form(kind):
         return _encoded_form(chosen, value, converter)
     if is_bytes:
-        upload = upload_of(value, "body", converter.files_root)
+        upload = upload_of(value, "body", converter.files.root)
         own_type = upload.content_type if upload is not None else ""
         enforce_header("Content-Type", own_type)
-        content = _sent(upload, chosen, converter)
+        content = _sent(upload, chosen, converter.definitions)
         return Payload(content, own_type or media.concrete(kind, OCTETS))
     if isinstance(value, str):
         return Payload(*_encoded_text(value, kind))
@@ -483,11 +482,11 @@ def _json_payload(value: Any, kind: str) -> Payload:
     return Payload(msgspec.json.encode(value), media.in_utf8(media.concrete(kind, JSON)))
 
 
-def _sent(upload: Upload | None, chosen: Media, converter: SchemaConverter) -> bytes | StreamedBody:
+def _sent(upload: Upload | None, chosen: Media, definitions: Definitions) -> bytes | StreamedBody:
     """Return the content of a file; encoded, if the schema describes the body as text that encodes it."""
     if upload is None:
         raise CallError(ErrorCode.VALIDATION_ERROR, f"The body must be base64. {_NO_FILE_NAME}")
-    encode = _ENCODE.get(base64_encoding(converter.resolve(chosen.schema)))
+    encode = _ENCODE.get(base64_encoding(definitions.resolve(chosen.schema)))
     if encode is not None:
         return encode(upload.read("body"))
     return upload.content if isinstance(upload.content, bytes) else StreamedBody([upload.content])
@@ -538,9 +537,9 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter, charset: str = 
         return value
     plus = partial(quote_plus, encoding=charset, errors="strict")
     pairs: list[str] = []
-    for name, item in fields_of(value, chosen, converter).items():
-        schema = converter.field(converter.property(chosen.schema, name), item)
-        if item is not None and converter.holds_files(schema, item):
+    for name, item in fields_of(value, chosen, converter.definitions).items():
+        schema = converter.files.field(converter.definitions.property(chosen.schema, name), item)
+        if item is not None and converter.files.holds_files(schema, item):
             # A form cannot express a file's name and type, so only its content is sent.
             files = [upload_of(each, name) for each in (item if is_list(item) else [item])]
             pairs += [f"{plus(name)}={quote_plus(file.read(name))}" for file in files if file]

@@ -104,7 +104,7 @@ def _values(description: Description, schema: Any, holder: dict[str, Any]) -> It
         example = description.references.object_at(node)
         if "value" in example:
             yield example["value"]
-    own = description.schemas.resolve(schema)
+    own = description.schemas.definitions.resolve(schema)
     if "example" in own:
         yield own["example"]
 

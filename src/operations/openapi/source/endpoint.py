@@ -160,7 +160,7 @@ class Endpoint:
         """Return the file to save to: a path or an open file, or a relative path below `files_root`."""
         if not isinstance(given, str):
             return file_target(given, self.save_to)
-        root = self._description.schemas.files_root
+        root = self._description.schemas.files.root
         if root is None:
             raise refused(self.save_to, "no files_root is configured")
         return root.target(given, self.save_to)

@@ -195,7 +195,7 @@ class Importer:
             bundle.document, bundle.missing, address, bundle.memory
         )
         if config.files_root is not None:
-            description.schemas.files_root = FilesRoot(config.files_root)
+            description.schemas.files.root = FilesRoot(config.files_root)
         schemes = description.reader.security_schemes()
         for name in config.credentials:
             if name not in schemes:
@@ -484,7 +484,10 @@ class Importer:
             return None
         if rule == "document":
             responses = object_of(entry.operation.get("responses"))
-            found = {str(s): self.description.schemas.resolve(r) for s, r in responses.items()}
+            found = {
+                str(s): self.description.schemas.definitions.resolve(r)
+                for s, r in responses.items()
+            }
             return declared_paging(entry.operation, found)
         return rule(outline) if callable(rule) else rule.get(outline.name)
 

@@ -92,7 +92,7 @@ class BodyPlan:
         self, body: Body, schemas: SchemaConverter, *, flatten: bool, streams: bool | None = None
     ) -> None:
         self._body = body
-        self._schemas = schemas
+        self._schemas, self._definitions, self._files = schemas, schemas.definitions, schemas.files
         self._streams = streams
         offered = [m for m in body.media if "/" in m.media_type] or list(body.media)
         self._media = ranked(offered) or [Media(media_type="application/json")]
@@ -130,7 +130,7 @@ class BodyPlan:
         if self.flat:
             first = self._media[0]
             whole = object_of(
-                draft.convert(self._schemas.flattened(first.schema), _direction(first))
+                draft.convert(self._definitions.flattened(first.schema), _direction(first))
             )
             properties.update(object_of(whole.get("properties")))
             if body.required:
@@ -183,15 +183,15 @@ class BodyPlan:
 
     def _without_stream(self, offered: Media) -> Media:
         """Return a media type without the requirement of the property `stream`, if this plan sets it."""
-        form = self._schemas.flattened(offered.schema)
+        form = self._definitions.flattened(offered.schema)
         declared = form["properties"].get(STREAM)
-        is_ours = STREAM in form["required"] and self._schemas.allows_boolean(
+        is_ours = STREAM in form["required"] and self._definitions.allows_boolean(
             declared, bool(self._streams)
         )
-        if not is_ours or self._schemas.subtypes_of(offered.schema):
+        if not is_ours or self._definitions.subtypes_of(offered.schema):
             return offered
         self._requires_stream = True
-        schema = self._schemas.without_required(offered.schema, STREAM)
+        schema = self._definitions.without_required(offered.schema, STREAM)
         return msgspec.structs.replace(offered, schema=schema)
 
     def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
@@ -199,15 +199,15 @@ class BodyPlan:
         wanted = bool(self._streams)
         known = self._stream_schemas.get(chosen.media_type)
         if known is None:
-            found = self._schemas.declarations(chosen.schema, STREAM)
-            known = [each for each in found if self._schemas.allows_boolean(each, wanted)]
+            found = self._definitions.declarations(chosen.schema, STREAM)
+            known = [each for each in found if self._definitions.allows_boolean(each, wanted)]
             self._stream_schemas[chosen.media_type] = known
-        is_default = any(self._schemas.resolve(each).get("default") is True for each in known)
+        is_default = any(self._definitions.resolve(each).get("default") is True for each in known)
         is_needed = wanted or (STREAM not in value and (self._requires_stream or is_default))
         if not known or not is_needed:
             return value
         asking = {**value, STREAM: wanted}
-        if STREAM in self._schemas.properties(chosen.schema):
+        if STREAM in self._definitions.properties(chosen.schema):
             return asking
         # Only some alternatives have the property.
         return asking if self._check(chosen).check(without_files(asking)) else value
@@ -255,10 +255,10 @@ class BodyPlan:
 
     def _is_file_field(self, offered: Media, name: str, value: Any) -> bool | None:
         """Return whether a field is a file or a list of files; None if it is not declared."""
-        schema = self._schemas.property(offered.schema, name)
+        schema = self._definitions.property(offered.schema, name)
         if schema is None:
             return None
-        return self._schemas.holds_files(self._schemas.field(schema, value), value)
+        return self._files.holds_files(self._files.field(schema, value), value)
 
     def _check(self, offered: Media) -> Schema:
         """Return the compiled schema of a body of this media type."""
@@ -281,14 +281,14 @@ class BodyPlan:
         if media.takes_objects(kind) or describes_items(offered):
             yield as_object(converted)
             if media.is_json_patch(kind) and self._patches:
-                node = self._schemas.resolve(offered.schema)
+                node = self._definitions.resolve(offered.schema)
                 if node.get("type") == "object":
                     # Kubernetes: one schema for patches of every kind.
                     yield _PATCH
         elif self._is_bytes(offered):
             # The caller may choose one of several types.
-            is_named = media.is_range(kind) or self._schemas.files_root is not None
-            yield self._schemas.file_schema if is_named else BASE64
+            is_named = media.is_range(kind) or self._files.root is not None
+            yield self._files.schema if is_named else BASE64
         elif media.is_text(kind):
             # An object schema for XML describes the document tree, but the argument is its text.
             is_string = object_of(converted).get("type") == "string"
@@ -320,7 +320,7 @@ class BodyPlan:
     def _part_headers_schema(self, draft: SchemaDraft) -> tuple[JSONObject, bool]:
         """Return the schema of the headers of all parts, and whether any is required."""
         chosen = next(m for m in self._media if m.part_headers)
-        flat = self._schemas.flattened(chosen.schema)
+        flat = self._definitions.flattened(chosen.schema)
         properties: JSONObject = {}
         needed: list[str] = []
         for part, headers in chosen.part_headers.items():
@@ -331,10 +331,10 @@ class BodyPlan:
             required = [
                 header.name
                 for header in headers
-                if header.required and fixed_value(header, self._schemas) is NO_VALUE
+                if header.required and fixed_value(header, self._definitions) is NO_VALUE
             ]
             schema = closed_object(own, required)
-            if self._schemas.resolve(flat["properties"].get(part)).get("type") == "array":
+            if self._definitions.resolve(flat["properties"].get(part)).get("type") == "array":
                 # One set of headers for all items, or one for each.
                 schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
             properties[part] = schema
@@ -350,7 +350,7 @@ class BodyPlan:
         if media.is_text(kind):
             return False
         if media.is_range(kind):
-            return offered.schema is True or is_file(self._schemas.resolve(offered.schema))
+            return offered.schema is True or is_file(self._definitions.resolve(offered.schema))
         return True
 
     def _flattened(self) -> list[str]:
@@ -358,11 +358,11 @@ class BodyPlan:
         first = self._media[0]
         if not media.takes_objects(first.media_type):
             return []
-        schema = self._schemas.resolve(first.schema)
+        schema = self._definitions.resolve(first.schema)
         is_union = not schema.keys().isdisjoint({"oneOf", "anyOf", "not", "if"})
-        if is_union or self._schemas.subtypes_of(first.schema):
+        if is_union or self._definitions.subtypes_of(first.schema):
             return []
-        return list(self._schemas.flattened(first.schema)["properties"])
+        return list(self._definitions.flattened(first.schema)["properties"])
 
 
 def _direction(offered: Media) -> Direction:
@@ -413,7 +413,7 @@ class RequestPlan:
         flatten: bool,
         streams: bool | None = None,
     ) -> None:
-        self._schemas = schemas
+        self._schemas, self._definitions, self._files = schemas, schemas.definitions, schemas.files
         self._model = model
         self._owned = owned
         self._template = PathTemplate(path, model.parameters)
@@ -450,9 +450,9 @@ class RequestPlan:
         """Set the argument `stream` of an API that responds with a stream or with JSON, as the argument requests."""
         for argument in self.arguments:
             parameter, schema = argument.parameter, argument.parameter.schema
-            if parameter.name != STREAM or not self._schemas.allows_boolean(schema, streams):
+            if parameter.name != STREAM or not self._definitions.allows_boolean(schema, streams):
                 continue
-            is_default = self._schemas.resolve(schema).get("default") is True
+            is_default = self._definitions.resolve(schema).get("default") is True
             if streams:
                 self._forced[argument.name] = True
             elif is_default or parameter.required:
@@ -460,7 +460,9 @@ class RequestPlan:
 
     def _argument(self, name: str, parameter: Parameter) -> Argument:
         if parameter.required:
-            return Argument(name, parameter, only_value=only_value(parameter.schema, self._schemas))
+            return Argument(
+                name, parameter, only_value=only_value(parameter.schema, self._definitions)
+            )
         allows_null = self._schemas.allows_null(parameter.schema)
         has_default = object_of(parameter.schema).get("default") is not None
         return Argument(name, parameter, drops_null=not (allows_null and has_default))
@@ -480,7 +482,7 @@ class RequestPlan:
             properties[argument.name] = parameter.described(schema, argument.name)
         if self._body is not None:
             self._body.describe(draft, properties, required)
-        if self.returns_files and self._schemas.files_root is not None:
+        if self.returns_files and self._files.root is not None:
             properties[self.save_to] = _SAVE_TO_SCHEMA
         return draft.close(closed_object(properties, required))
 
