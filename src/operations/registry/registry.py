@@ -100,6 +100,7 @@ class OperationRegistry:
         )
         self._catalog = Catalog(self._services, remote, forget=self._forget)
         self._plans = Plans(self._catalog, self._services)
+        # `execute` reads this dictionary itself: a call to `Plans` would be measurable in the cost of a call.
         self._recent = self._plans.recent
         self._counting = Counting(self._catalog.ids, self._plans.count)
         self._to_close: list[Any] = []
@@ -116,6 +117,7 @@ class OperationRegistry:
             runs.attach(self)
 
     def _forget(self, operation_ids: Collection[str]) -> None:
+        # A method, because the catalog is created before the plans, which read it.
         self._plans.forget(operation_ids)
 
     # ------------------------------------------------------------ calling
@@ -171,8 +173,7 @@ class OperationRegistry:
 
         async def prepared() -> tuple[CallPlan, OperationContext]:
             adopted = self._adopt(context)
-            plan = await self._plans.of_stream(operation_id, adopted)
-            return plan, adopted
+            return await self._plans.of_stream(operation_id, adopted), adopted
 
         return Subscription(stream(prepared, input))
 
