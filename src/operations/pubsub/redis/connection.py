@@ -11,8 +11,8 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeAlias, cast
 
 import hiredis
@@ -24,8 +24,8 @@ from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
 from operations.base.errors import TransportError
 from operations.base.logs import LogThrottle
-from operations.base.retry import Backoff
-from operations.base.tasks import cancel_tasks, shielded
+from operations.base.tasks import shielded
+from operations.io.reconnect import ReconnectingTask
 from operations.pubsub.base import BrokerTarget
 from operations.pubsub.config import (
     NOT_PERMITTED,
@@ -315,12 +315,17 @@ class ReconnectingConnection(ABC):
         client.connections.append(self)
         self._client = client
         self.up = asyncio.Event()
-        self._backoff = Backoff()
-        self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._heard_at = 0.0
-        self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._task: asyncio.Task[None] | None = None
+        self._was_up = False
+        self._connecting = ReconnectingTask(
+            self._connection,
+            self._use,
+            stable_after=0,
+            is_final=lambda error: _is_expected(error) and is_final(error),
+            on_failure=self._failed,
+            after=self._await_link,
+        )
 
     async def open(self) -> None:
         """Connect, with retries until the time limit, and stay connected until it is closed.
@@ -329,16 +334,13 @@ class ReconnectingConnection(ABC):
             TransportError: If connecting fails; no background task is left running.
         """
         self._client.check()
-        self._task = asyncio.Task(self._run(), loop=self._loop)
-        seconds = self._client.connector.timeout
         try:
-            async with asyncio.timeout(seconds):
-                await self._opened
+            await self._connecting.open(self._client.connector.timeout)
         except BaseException as error:
             await self.aclose()
-            if not isinstance(error, TimeoutError):
+            if not isinstance(error, Exception):
                 raise
-            reason = self._failure or self._client.connector.unreachable()
+            reason = self._connecting.failure or self._client.connector.unreachable()
             raise TransportError(str(reason)) from None
 
     @shielded
@@ -347,45 +349,38 @@ class ReconnectingConnection(ABC):
         if self in self._client.connections:
             self._client.connections.remove(self)
             self._client.check()
-        task, self._task = self._task, None
-        await cancel_tasks(task)
+        await self._connecting.aclose()
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._live()
-            except (TransportError, *CONNECTION_ERRORS) as error:
-                self._failure = error
-                if self._opened.done():
-                    self._client.lost(f"the connection to Redis was lost: {error}")
-                elif is_final(error):
-                    self._opened.set_exception(TransportError(str(error)))
-                    return
-            except Exception as error:
-                # Reconnect after any error: no other task would notice it.
-                logger.exception("reading from Redis failed")
-                self._client.lost(f"reading from Redis failed: {error}")
-            else:
-                return
-            await asyncio.sleep(self._backoff.pause())
-            if self is not self._client.link:
-                await self._client.link.up.wait()
-
-    async def _live(self) -> None:
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[Any]:
+        """Open a connection that is ready for use."""
         connection = await self._client.connector.connect()
         try:
             await self._prepare(connection)
-            self._heard_at = self._loop.time()
-            self.up.set()
-            self._backoff.reset()
-            if not self._opened.done():
-                self._opened.set_result(None)
-            self._client.check()
-            await self._work(connection)
+            yield connection
         finally:
             # Called before the first await, because closing may cancel this task.
             self._end()
             await connection.disconnect(nowait=True)
+
+    async def _use(self, connection: Any) -> None:
+        self._heard_at = self._loop.time()
+        self._was_up = True
+        self.up.set()
+        self._client.check()
+        await self._work(connection)
+
+    def _failed(self, error: Exception, _was_open: bool) -> None:
+        """Report the loss of the connection, and every failed attempt after it."""
+        if not _is_expected(error):
+            logger.error("reading from Redis failed", exc_info=error)
+            self._client.lost(f"reading from Redis failed: {error}")
+        elif self._was_up:
+            self._client.lost(f"the connection to Redis was lost: {error}")
+
+    async def _await_link(self) -> None:
+        if self is not self._client.link:
+            await self._client.link.up.wait()
 
     def _end(self) -> None:
         """Record that the connection is not used any more."""
@@ -428,6 +423,11 @@ class ReconnectingConnection(ABC):
             # Called before the first await, because a command would reopen a connection that the library has closed.
             self._end()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Return whether an error shows that a connection cannot be opened or was lost."""
+    return isinstance(error, (TransportError, *CONNECTION_ERRORS))
 
 
 _Waiting: TypeAlias = "asyncio.Future[Any] | tuple[Any, ...]"

@@ -387,8 +387,8 @@ class QueueReader(ReconnectingConnection):
             if self.link.up.is_set() and self._client_id is not None and not self.batch.is_full:
                 with suppress(TransportError, TimeoutError):
                     await self.link.post("CLIENT", "UNBLOCK", self._client_id)
-                    if self._task is not None:
-                        await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
+                    async with asyncio.timeout(_BLOCK / 1000 + 1):
+                        await self._connecting.idle.wait()
         finally:
             await super().aclose()
 
