@@ -5,8 +5,10 @@ import gc
 import json
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Coroutine
+from collections import UserDict
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -106,6 +108,32 @@ async def test_a_client_reconnects_to_a_server_that_announces_a_malformed_limit(
                     await came.acquire()
 
     assert target.max_bytes == (90 if "90" in values else 1000)
+
+
+@pytest.mark.requirement("R13")
+async def test_an_unexpected_error_while_connecting_again_leads_to_another_attempt() -> None:
+    came = asyncio.Semaphore(0)
+    reads = count(1)
+
+    class Headers(UserDict[str, str]):
+        """Headers that a program computes for each handshake, with a defect."""
+
+        def __iter__(self) -> Iterator[str]:
+            if next(reads) == 2:
+                raise RuntimeError("a defect")
+            return super().__iter__()
+
+    async def throw_out(connection: ServerConnection) -> None:
+        came.release()
+
+    async with serve(throw_out, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url, headers=Headers(authorization="Bearer t")):
+            with time_limit(20):
+                for _ in range(3):
+                    await came.acquire()
+
+    assert next(reads) > 3
 
 
 @pytest.mark.requirement("R42")

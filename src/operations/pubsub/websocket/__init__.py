@@ -35,12 +35,12 @@ from websockets.exceptions import (
 from websockets.http11 import Request, Response
 
 from operations.base.json.values import MAX_REQUEST_VALUES
-from operations.base.retry import Backoff
 from operations.base.tasks import shielded
 from operations.base.text import enforce_lists, without_secrets
 from operations.contract.access import Identity
 from operations.io.guard import LOOPBACK, HostRules
 from operations.io.proxies import PROXY_LOGIN, shown_proxy, usual_proxy
+from operations.io.reconnect import ReconnectingTask
 from operations.pubsub.config import connect_failure, enforce_address
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
@@ -66,9 +66,6 @@ __all__ = [
 logger = logging.getLogger("operations")
 
 _LIMIT = re.compile(r"\d{1,15}", re.ASCII)
-
-_STABLE = 2.0
-"""Seconds after which a connection counts as stable and the backoff is reset."""
 
 
 @asynccontextmanager
@@ -137,8 +134,8 @@ async def connect_websocket(
         max_values=max_values,
         interop=interop,
     )
-    await target.start()
     async with aclosing(target):
+        await target.start()
         yield target
 
 
@@ -167,29 +164,39 @@ class _ClientTarget(WebSocketTarget):
         self._open_socket = open_socket
         self.reconnects = True
         self._own_limit: int = options["max_bytes"]
+        self._was_connected = False
+        self._connecting = ReconnectingTask(
+            self._connection,
+            self._use,
+            # The program learns at once that its address or its credential is wrong.
+            is_final=lambda _: True,
+            on_failure=self._failed,
+        )
 
     async def start(self) -> None:
-        link = await self._connect()
-        self.task = asyncio.Task(self._stay_connected(link))
+        """Connect, and stay connected until the target is closed."""
+        await self._connecting.open()
 
-    async def _stay_connected(self, link: LibrarySocket) -> None:
-        loop = asyncio.get_running_loop()
-        backoff = Backoff()
-        while True:
-            since = loop.time()
-            reason = await self.run(link)
-            if loop.time() - since > _STABLE:
-                backoff.reset()
-            logger.warning("%s; connecting again", reason)
-            while True:
-                await asyncio.sleep(backoff.pause())
-                try:
-                    link = await self._connect()
-                except TransportError as error:
-                    logger.debug("still disconnected: %s", error)
-                else:
-                    break
+    async def end_task(self) -> None:
+        """End the task that transports events."""
+        await self._connecting.aclose()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[LibrarySocket]:
+        # A lost socket is closed already; `aclose` closes the last one.
+        yield await self._connect()
+
+    async def _use(self, link: LibrarySocket) -> None:
+        if self._was_connected:
             self.restored()
+        self._was_connected = True
+        raise TransportError(await self.run(link))
+
+    def _failed(self, error: Exception, was_open: bool) -> None:
+        if was_open:
+            logger.warning("%s; connecting again", error)
+        else:
+            logger.debug("still disconnected: %s", error)
 
     async def _connect(self) -> LibrarySocket:
         connection = await self._open_socket()

@@ -334,10 +334,14 @@ class WebSocketTarget(EventTarget):
     async def aclose(self) -> None:
         """End the background task and close the socket; closing twice is harmless."""
         self.reconnects = False
-        await cancel_tasks(self.task)
+        await self.end_task()
         if self._last_socket is not None:
             with suppress(EOFError, OSError):
                 await self._last_socket.close()
+
+    async def end_task(self) -> None:
+        """End the task that transports events."""
+        await cancel_tasks(self.task)
 
     async def run(self, socket: Socket) -> str:
         """Transport events until the socket closes; return the reason."""
