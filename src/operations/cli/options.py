@@ -581,7 +581,7 @@ async def open_session(
     """
     if file is not None and _is_quiet(file, common):
         # Commands report their sources, but not a trace that a server cannot write.
-        logging.getLogger("operations.hub.journal").setLevel(logging.WARNING)
+        logging.getLogger("operations.recorder.graph").setLevel(logging.WARNING)
     opened = open_hub(
         file or common.load(), wanted, wait=30 if wait else 0, works=works, develops=develops
     )

@@ -24,7 +24,7 @@ from operations.contract.events import (
 from operations.recorder.kinds import SinkPlace
 from operations.recorder.recorder import Begin, Digest, End, Note
 
-logger = logging.getLogger("operations")
+logger = logging.getLogger("operations.recorder.graph")
 
 _PENDING = "pending"
 _SUCCESS = "success"
