@@ -15,15 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from http.client import HTTPException
 from importlib import import_module
 from inspect import isawaitable
 from math import inf, isfinite
 from time import monotonic, time
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
-from urllib.error import HTTPError, URLError
+from typing import Annotated, Final, Literal, TypeAlias, cast
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from operations.base.attached import Attached
 from operations.base.errors import CallError, ErrorCode, retrieve_exception
@@ -34,7 +31,7 @@ from operations.base.types import FunctionName, JSONObject
 from operations.contract.access import Identity, token_not_stored
 from operations.contract.context import NO_CALL, OperationContext
 from operations.contract.options import NAMED
-from operations.io.proxies import reason_of, shown_proxy, usual_proxy
+from operations.io.http.plain import ProxyFailureError, StatusError, read_object
 
 TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
 """Returns the bearer token of a call, or None to send no token; may be a coroutine function.
@@ -48,7 +45,6 @@ MAX_TOKENS: Final = 1_000
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _SECONDS = 10.0
-_MAX_RESPONSE = 1 << 20
 DEFAULT_LIFETIME: Final = 300.0
 """The lifetime of a token in seconds, if the endpoint does not give one."""
 
@@ -283,47 +279,12 @@ class CallerToken:
         return token
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    """Refuses redirects, so that tokens are sent only to, and keys read only from, the configured address."""
-
-    def redirect_request(
-        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> None:
-        """Return nothing, so that the redirect is an error."""
-
-
-class ProxyFailureError(ConnectionError):
-    """Raised if a request fails on its way through a proxy."""
-
-
-def read_object(request: Request, seconds: float) -> JSONObject:
-    """Send a request to an address that the operator configured, and return the JSON object in the response.
-
-    Raises:
-        OSError: If the address cannot be reached, or responds with an error or a redirect.
-        JSONValueError: If the response is not JSON.
-    """
-    proxy = usual_proxy(request.full_url)
-    proxies = ProxyHandler({} if proxy is None else {request.type: proxy})
-    try:
-        with build_opener(_NoRedirects, proxies).open(request, timeout=seconds) as response:
-            content = response.read(_MAX_RESPONSE)
-    except URLError as error:
-        if proxy is None or isinstance(error, HTTPError):
-            raise
-        reason = reason_of(error.reason) if isinstance(error.reason, OSError) else error.reason
-        raise ProxyFailureError(f"through {shown_proxy(proxy)}: {reason}") from error
-    return object_of(decode_json(content, max_values=MAX_REQUEST_VALUES))
-
-
 def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
-    request = Request(url, body, dict(headers))  # noqa: S310 - the operator's address
     try:
-        return read_object(request, _SECONDS)
-    except HTTPError as error:
-        with error:
-            raise _refused(error) from None
-    except (OSError, HTTPException) as error:
+        return read_object(url, _SECONDS, headers, body)
+    except StatusError as error:
+        raise _refused(error) from None
+    except OSError as error:
         is_proxy = isinstance(error, ProxyFailureError)
         reason = f" {error}" if is_proxy else f": {type(error).__name__}"
         message = f"The token endpoint cannot be reached{reason}"
@@ -333,19 +294,15 @@ def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
         raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
 
 
-def _refused(error: HTTPError) -> CallError:
+def _refused(error: StatusError) -> CallError:
     """Return the error for a response without a token.
 
     It has the code of the response, but not its text, which could contain a token.
     """
-    if error.code >= 500:
-        message = f"The token endpoint responded with HTTP status {error.code}"
+    if error.status >= 500:
+        message = f"The token endpoint responded with HTTP status {error.status}"
         return CallError(ErrorCode.UNAVAILABLE, message, retryable=True)
-    try:
-        code = oauth_error(error.read(_MAX_RESPONSE))
-    except (OSError, HTTPException):
-        code = ""
-    reason = code or f"status {error.code}"
+    reason = oauth_error(error.content) or f"status {error.status}"
     return CallError(ErrorCode.EXECUTION_ERROR, f"The token exchange was refused: {reason}.")
 
 

@@ -15,8 +15,6 @@ from math import isfinite
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeAlias
-from urllib.error import HTTPError
-from urllib.request import Request
 
 from msgspec import structs
 from starlette.requests import HTTPConnection
@@ -31,8 +29,9 @@ from operations.contract.access import Identity
 from operations.front.config import JWTConfig
 from operations.front.credentials import EXPIRED, CredentialError
 from operations.front.request import RESOURCE
+from operations.io.http.plain import ProxyFailureError, read_object
 from operations.server.signin.identity import bearer_token
-from operations.sources.credentials import ProxyFailureError, hold_token, read_object
+from operations.sources.credentials import hold_token
 
 try:
     import jwt
@@ -334,14 +333,12 @@ class _Published:
 
     async def _fetch(self, address: str) -> None:
         try:
-            request = Request(address, headers={"Accept": "application/json"})  # noqa: S310 - the operator's address
-            self._take(await asyncio.to_thread(read_object, request, _FETCH_SECONDS))
+            headers = {"Accept": "application/json"}
+            self._take(await asyncio.to_thread(read_object, address, _FETCH_SECONDS, headers))
         except Exception as error:  # noqa: BLE001 - whatever the issuer sent is not an error of the token
             shown = without_secrets(address)
             reason = error if isinstance(error, ProxyFailureError) else repr(error)
             logger.warning("cannot fetch the keys of an issuer at %s: %s", shown, reason)
-            if isinstance(error, HTTPError):
-                error.close()
             self.fetched.is_unreachable = True
         else:
             self.fetched.is_unreachable = False
