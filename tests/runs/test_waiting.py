@@ -1,6 +1,7 @@
 """Runs that wait: for signals, answers, approvals and time. Letters are those of the scenarios in `docs/runs.md`."""
 
 import asyncio
+from time import time
 from typing import Any
 
 import pytest
@@ -305,6 +306,33 @@ async def test_a_run_that_needs_an_approval_itself_waits(
     assert state.status == "input_required"
     assert (await run.result(10)).data == 3
     assert effects.made == [3]
+
+
+@pytest.mark.requirement("R72")
+@parked
+@pytest.mark.parametrize("approved", ["shop.charge", "shop.order"])
+async def test_a_caller_that_expires_while_it_waits_for_an_approval_continues_nothing(
+    registries: OpenRegistry, effects: Effects, park: float, approved: str
+) -> None:
+    """r"""
+
+    async def order(context: OperationContext) -> int:
+        effects.made.append("order")
+        return int(await context.call(effects.charge, 1))
+
+    expires_at = int((time() + 3) * 1000)
+    caller = OperationContext(identity=Identity("ada", ["shop"], expires_at=expires_at))
+    registry = registries(durable(order), effects.charge, park=park)
+    with_approval(registry, approved)
+    run = await registry.start("shop.order", {}, caller)
+    await waiting(run)
+    while time() * 1000 < expires_at:
+        await asyncio.sleep(0.05)
+    await answer_next(registry, approve=True)
+    state = await ended(await registry.run(run.id, OPERATOR))
+
+    assert (state.status, state.error["code"]) == ("failed", "ACCESS_DENIED")
+    assert effects.made == (["order"] if approved == "shop.charge" else [])
 
 
 async def test_an_approval_is_used_once_for_all_attempts_of_a_run(
