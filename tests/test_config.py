@@ -44,7 +44,14 @@ from operations.config.model import (
     config_class,
     entries_of,
 )
-from operations.contract.options import MISSING, _options, file_class, keys_of
+from operations.contract.options import (
+    ADVANCED,
+    MISSING,
+    _options,
+    advanced_keys,
+    file_class,
+    keys_of,
+)
 from operations.front.config import MCPServerSettings, ServerConfig
 from operations.hub.place import HubPlace
 from operations.mcp.config import MCPClientConfig, read_servers
@@ -211,7 +218,13 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ("a port too large", "[serve]\nport = 70000", 2, "serve.port", "must be at most 65535"),
     ("a time of nothing", "[limits]\ntimeout = 0", 2, "limits.timeout", "must be more than 0"),
     ("a negative limit", "[limits]\ncalls = -1", 2, "limits.calls", "must be at least 1"),
-    ("a limit that is no number", "[limits]\nbody_seconds = nan", 2, "limits.body_seconds", ""),
+    (
+        "a limit that is no number",
+        "[limits]\nadvanced.body_seconds = nan",
+        2,
+        "limits.advanced.body_seconds",
+        "",
+    ),
     ("no list", "modules = 'ops'", 1, "modules", "must be a list"),
     ("a number in a list", "modules = [\n  'ops',\n  3,\n]", 1, "modules[1]", "must be a string"),
     ("no table", "serve = 8000", 1, "serve", "Write it as [serve]"),
@@ -314,10 +327,52 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "exactly one of",
     ),
     (
-        "an unknown kind of paging",
-        SHOP + "pagination = { list = { kind = 'pge' } }",
+        "an advanced key among the others",
+        "[limits]\nvalues = 5",
+        2,
+        "limits.values",
+        "is an advanced key: write it into [limits.advanced].",
+    ),
+    (
+        "an advanced key with a typing error",
+        "[openapi.a]\ndocument = 'a'\nmax_respons_bytes = 5",
         3,
-        "openapi.shop.pagination.list.kind",
+        "openapi.a.max_respons_bytes",
+        'Did you mean "advanced.max_response_bytes"?',
+    ),
+    (
+        "a key that is not advanced",
+        "[limits.advanced]\ncalls = 5",
+        2,
+        "limits.advanced.calls",
+        "is not an advanced key: write it into [limits].",
+    ),
+    (
+        "a typing error among the advanced keys",
+        "[serve.mcp.advanced]\npage_sze = 5",
+        2,
+        "serve.mcp.advanced.page_sze",
+        'Did you mean "page_size"?',
+    ),
+    (
+        "an advanced key without its table",
+        "depth = 5",
+        1,
+        "depth",
+        'Did you mean "limits.advanced.depth"?',
+    ),
+    (
+        "a wrong value of an advanced key",
+        "[mcp.a]\ncommand = 'x'\n[mcp.a.advanced]\nmax_tools = 'x'",
+        4,
+        "mcp.a.advanced.max_tools",
+        "must be an integer",
+    ),
+    (
+        "an unknown kind of paging",
+        SHOP + "advanced.pagination = { list = { kind = 'pge' } }",
+        3,
+        "openapi.shop.advanced.pagination.list.kind",
         'Did you mean "page"?',
     ),
     (
@@ -329,9 +384,9 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ),
     (
         "a rule twice",
-        SHOP + "scopes = ['a']\naccess = { required_scopes = ['b'] }",
+        SHOP + "scopes = ['a']\nadvanced.access = { required_scopes = ['b'] }",
         4,
-        "openapi.shop.access",
+        "openapi.shop.advanced.access",
         "cannot be used together with scopes",
     ),
     (
@@ -380,9 +435,9 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ),
     (
         "a transport for something else",
-        "[mcp.a]\ncommand = 'x'\ntransport = 'sse'",
+        "[mcp.a]\ncommand = 'x'\nadvanced.transport = 'sse'",
         3,
-        "mcp.a.transport",
+        "mcp.a.advanced.transport",
         "must be stdio",
     ),
     (
@@ -471,16 +526,16 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ),
     (
         "a JWT signed by nobody",
-        JWT + "\nalgorithms = ['none']",
+        JWT + "\nadvanced.algorithms = ['none']",
         5,
-        "access.jwt.algorithms",
+        "access.jwt.advanced.algorithms",
         "anyone can make such a token",
     ),
     (
         "a JWT key of another kind",
-        JWT + "\nalgorithms = ['RS256']",
+        JWT + "\nadvanced.algorithms = ['RS256']",
         5,
-        "access.jwt.algorithms",
+        "access.jwt.advanced.algorithms",
         "do not fit the key",
     ),
     (
@@ -527,9 +582,9 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ),
     (
         "paging without an argument",
-        "[openapi.a]\ndocument = 'a'\npagination = { list = { kind = 'cursor', next = '/next' } }",
+        "[openapi.a]\ndocument = 'a'\nadvanced.pagination = { list = { kind = 'cursor', next = '/next' } }",
         3,
-        "openapi.a.pagination.list.argument",
+        "openapi.a.advanced.pagination.list.argument",
         "is missing",
     ),
     (
@@ -661,7 +716,7 @@ def test_a_home_folder_of_an_unknown_user_is_an_ordinary_path(folder: Path) -> N
 
 
 def test_a_date_without_quotes_is_a_text(folder: Path) -> None:
-    text = '[mcp.files]\ncommand = "x"\nversion = 2025-11-25'
+    text = '[mcp.files]\ncommand = "x"\nadvanced.version = 2025-11-25'
 
     config = parse_config(text, folder / "operations.toml")
 
@@ -913,9 +968,15 @@ def test_fields_that_a_file_cannot_set_are_listed() -> None:
     assert all(reason in (None, NOT_IN_THE_FILE[name]) for name, reason in found.items())
 
 
+def placed_keys(cls: Any, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table as it is in a file, with its advanced keys below `advanced`."""
+    rare = advanced_keys(cls)
+    return {f"{ADVANCED}.{key}" if key in rare else key: value for key, value in table.items()}
+
+
 def built(entry: Any, table: dict[str, Any], folder: Path, cls: Any = None) -> Any:
     """Return the object that the library builds from a table, written as TOML."""
-    lines = "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
+    lines = "".join(f"{key} = {toml(value)}\n" for key, value in placed_keys(entry, table).items())
     path = folder / "operations.toml"
     file = ConfigFile(config=parse_config(ENTRIES[entry] + lines, path), path=path)
     if entry is OpenAPIEntry:
@@ -1016,7 +1077,8 @@ def test_every_setting_of_the_mcp_server_can_be_set_from_the_file(name: str, fol
     is_flag = isinstance(key.default, bool)
     value = not key.default if is_flag else sample(key.annotation, name, key.is_secret)
 
-    config = built(ServeEntry, {"mcp": {name: value}}, folder, ServerConfig)
+    table = placed_keys(MCPServerSettings, {name: value})
+    config = built(ServeEntry, {"mcp": table}, folder, ServerConfig)
 
     found = getattr(config.mcp, name)
     assert (list(found) if isinstance(found, tuple) else found) == value != key.default
@@ -1058,7 +1120,7 @@ def test_a_rule_for_approvals_has_a_schema(folder: Path) -> None:
 def test_certificate_paths_are_relative_to_the_file_and_errors_affect_only_their_source(
     folder: Path,
 ) -> None:
-    text = "[openapi.a]\ndocument = 'shop.yaml'\nca_file = 'ca.pem'\n"
+    text = "[openapi.a]\ndocument = 'shop.yaml'\nadvanced.ca_file = 'ca.pem'\n"
     path = folder / "operations.toml"
     file = ConfigFile(config=parse_config(text, path), path=path)
 
@@ -1140,10 +1202,12 @@ def test_every_key_is_documented_in_the_section_of_its_table(entry: Any, section
     page = (PROJECT / "docs" / "config.md").read_text(encoding="utf-8")
     text = page.partition(f"### {section}")[2].partition("\n### ")[0]
 
-    names = [each.name for each in dataclasses.fields(file_class(entry))]
+    names = [each.name for each in dataclasses.fields(file_class(entry)) if each.name != ADVANCED]
+    rare = [f"{ADVANCED}.{name}" for name in advanced_keys(entry)]
+    names += rare
 
     assert names
-    assert [name for name in names if not re.search(rf"`(\w+\.)?{name}`", text)] == []
+    assert [name for name in names if not re.search(rf"`(\w+\.)*{name}`", text)] == []
 
 
 def test_every_key_of_the_file_itself_is_documented() -> None:

@@ -196,12 +196,14 @@ async def test_a_public_document_is_imported_and_called(capsys: pytest.CaptureFi
 
 
 def test_the_printed_config_is_valid(tmp_path: Path) -> None:
-    (text,) = blocks("config.md", "toml")
+    text, advanced = blocks("config.md", "toml")
     (tmp_path / "ops").mkdir()
 
     config = parse_config(text, tmp_path / "operations.toml")
+    rare = parse_config(advanced, tmp_path / "operations.toml")
 
     assert config.serve.options["port"] == 8000
+    assert rare.limits.options["depth"] == 32
 
 
 SHOP = """

@@ -52,10 +52,10 @@ class Floor:
             return error.message
         return None
 
-    def _start(self, work: Work) -> bool:
+    def _start(self, work: Any) -> bool:
         if work.worth_it:
             self.started.append(work)
-        return work.worth_it
+        return bool(work.worth_it)
 
 
 def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> None:

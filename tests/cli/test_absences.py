@@ -115,7 +115,7 @@ def test_the_reason_why_a_server_did_not_start_is_reported_once(
 def test_another_missing_source_is_reported_as_well(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as file:
         file.write(
-            "[brokers.main]\nurl = 'redis://127.0.0.1:9'\nworkers = true\nconnect_timeout = 0.3\n"
+            "[brokers.main]\nurl = 'redis://127.0.0.1:9'\nworkers = true\nadvanced.connect_timeout = 0.3\n"
         )
 
     ran = run("call", "far.sleep")
@@ -129,7 +129,7 @@ def test_another_missing_source_is_reported_as_well(run: Run, folder: Path) -> N
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:9", "nats://127.0.0.1:9"])
 def test_a_worker_needs_its_broker(run: Run, folder: Path, url: str) -> None:
     with (folder / "operations.toml").open("a") as file:
-        file.write(f"[brokers.main]\nurl = '{url}'\nconnect_timeout = 3\n")
+        file.write(f"[brokers.main]\nurl = '{url}'\nadvanced.connect_timeout = 3\n")
 
     ran = run("work")
 

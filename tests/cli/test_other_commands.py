@@ -224,7 +224,9 @@ def test_doctor_finds_missing_parts(
 ) -> None:
     monkeypatch.setenv("ALICE_KEY", "CANARY")
     with (folder / "operations.toml").open("a") as config:
-        config.write("[brokers.main]\nurl = 'redis://127.0.0.1:9'\nconnect_timeout = 0.3\n")
+        config.write(
+            "[brokers.main]\nurl = 'redis://127.0.0.1:9'\nadvanced.connect_timeout = 0.3\n"
+        )
 
     ran = run("doctor", "--json")
 

@@ -282,8 +282,8 @@ async def test_signed_tokens_let_their_bearers_in(
         issuer = "https://id.example.com"
         audience = "hub"
         secret = { env = "JWT_SECRET" }
-        algorithms = ["HS256"]
-        scope_claim = "perms"
+        advanced.algorithms = ["HS256"]
+        advanced.scope_claim = "perms"
         """
     claims = {"iss": "https://id.example.com", "aud": "hub", "sub": "ann", "exp": time.time() + 60}
     statuses: dict[str, int] = {}
@@ -344,7 +344,7 @@ async def test_known_operations_are_unavailable_while_their_source_is(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     (folder / "operations").mkdir()
-    text = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nconnect_timeout = 0.3\n'
+    text = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nadvanced.connect_timeout = 0.3\n'
     remember_operations(config_file(folder, text), {"far.sleep": []})
 
     async with hub_of(folder, text) as hub:
@@ -357,7 +357,7 @@ async def test_known_operations_are_unavailable_while_their_source_is(
 
 
 async def test_a_broker_with_a_namespace_has_only_its_operations(folder: Path) -> None:
-    away = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nconnect_timeout = 0.3\n'
+    away = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nadvanced.connect_timeout = 0.3\n'
     away += 'namespace = "far"\n'
 
     async with hub_of(folder, away) as hub:

@@ -105,7 +105,8 @@ def test_doctor_waits_for_slow_sources_and_names_their_limit(
 ) -> None:
     configure(
         folder,
-        "[mcp.slow]\ncommand = 'sleep'\nargs = ['600']\nconnect_timeout = 0.2\nshutdown_timeout = 0.1\n",
+        "[mcp.slow]\ncommand = 'sleep'\nargs = ['600']\n"
+        "advanced.connect_timeout = 0.2\nadvanced.shutdown_timeout = 0.1\n",
     )
     waits: list[float | None] = []
 

@@ -82,7 +82,7 @@ async def test_a_toolbox_does_not_promise_limits_that_scripts_do_not_have() -> N
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(MODULE)
     (tmp_path / "operations.toml").write_text(
-        "modules = ['shop.py']\n[code]\ncalls = 3\n[serve.mcp]\ndisclosure = 'code'\n"
+        "modules = ['shop.py']\n[code]\nadvanced.calls = 3\n[serve.mcp]\ndisclosure = 'code'\n"
     )
     (tmp_path / "script.py").write_text("print('hi')\nreturn await shop.items(limit=3)\n")
     return tmp_path

@@ -92,11 +92,11 @@ sha256 = "{other}"
 scopes = ["other"]
 
 [serve]
-scopes_supported = ["run"]
+advanced.scopes_supported = ["run"]
 
 [limits]
 body_bytes = {body_bytes}
-values = {values}
+advanced.values = {values}
 calls_per_caller = {calls_per_caller}
 burst = {burst}
 """

@@ -440,7 +440,7 @@ async def test_tokens_are_accepted_after_a_reload_while_their_issuer_is_down(
 
             assert await status() == 200
             await stack.aclose()
-            written(tmp_path, ENTRY + access + "leeway = 20\n")
+            written(tmp_path, ENTRY + access + "advanced.leeway = 20\n")
             await reload(hub)
             assert await status() == 200
             # A key that cannot be read changes nothing, and is reported like other mistakes.
@@ -479,7 +479,7 @@ async def test_a_reload_whose_caller_leaves_is_finished_by_the_next(tmp_path: Pa
 async def test_the_length_of_queries_changes_with_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, ENTRY)
     async with open_hub(path) as hub, running(hub.app) as url, aiohttp.ClientSession(url) as http:
-        written(tmp_path, ENTRY + "[limits]\nquery_characters = 3\n")
+        written(tmp_path, ENTRY + "[limits]\nadvanced.query_characters = 3\n")
         await reload(hub)
         async with http.get("/search?query=items") as response:
             assert response.status == 422
@@ -552,7 +552,7 @@ async def test_a_disabled_source_stays_disabled_after_a_reload(
     path = written(tmp_path, ENTRY)
     async with open_hub(path) as hub:
         await hub.supervisor("shop").disable()
-        written(tmp_path, ENTRY + "[limits]\nsessions = 10\n")
+        written(tmp_path, ENTRY + "[limits]\nadvanced.sessions = 10\n")
         await reload(hub)
         await hub.settled(5)
         assert states(hub) == {"shop": "disabled"}

@@ -104,7 +104,8 @@ async def test_late_and_lost_sources_are_connected(
     port = free_port()
     path = written(
         tmp_path,
-        f'[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\nconnect_timeout = 5\nreconnect_timeout = 0.5',
+        f'[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\n'
+        "advanced.connect_timeout = 5\nadvanced.reconnect_timeout = 0.5",
     )
     with time_limit(100):
         async with (
@@ -308,7 +309,7 @@ async def test_clients_follow_a_source_that_returns_with_other_tools(tmp_path: P
     port = free_port()
     path = written(
         tmp_path,
-        f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\nreconnect_timeout = 0.2',
+        f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\nadvanced.reconnect_timeout = 0.2',
     )
 
     async def offers(name: str) -> bool:

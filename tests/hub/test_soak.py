@@ -68,7 +68,7 @@ class Sources:
         self._random = random.Random(1)
         self._far = AsyncExitStack()
         self.entries = {
-            "far": f'[mcp.far]\nurl = "http://127.0.0.1:{self._port}/mcp"\nreconnect_timeout = 0.2\n',
+            "far": f'[mcp.far]\nurl = "http://127.0.0.1:{self._port}/mcp"\nadvanced.reconnect_timeout = 0.2\n',
             "child": "[mcp.child]\n"
             f"command = {json.dumps(sys.executable)}\n"
             f"args = {json.dumps(['-I', '-S', str(SERVER), '0', 'double', '2', '0'])}\n",

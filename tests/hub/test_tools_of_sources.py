@@ -93,7 +93,7 @@ output = "strict"
 url = "REDIS"
 workers = true
 namespace = "bus"
-access = { required_scopes = ["source"] }
+advanced.access = { required_scopes = ["source"] }
 output = "strict"
 [tools."*.*list*"]
 scopes = ["use"]

@@ -118,7 +118,7 @@ key = {{ env = "KIM_KEY" }}
 [openapi.crm]
 document = "crm.json"
 base_url = "{address}"
-restore = true
+advanced.restore = true
 {openapi.replace("EXCHANGE", exchange)}
 """
             if mcp:

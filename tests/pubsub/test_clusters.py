@@ -307,14 +307,14 @@ async def test_redis_with_a_certificate_of_the_client(
             sentinel = stack.enter_context(running(Sentinel(server.port, settings, 30_000)))
             url = f"{kind}://127.0.0.1:{sentinel.port}/mymaster"
         settings = f"url = '{url}'\nca_file = '{cert}'\n"
-        client = f"cert_file = '{cert}'\nkey_file = '{key}'"
+        client = f"advanced.cert_file = '{cert}'\nadvanced.key_file = '{key}'"
         async with calling_from_file(tmp_path, settings + client):
             pass
         with pytest.raises(TransportError, match="set cert_file and key_file"):
-            async with calling_from_file(tmp_path, f"{settings}connect_timeout = 1"):
+            async with calling_from_file(tmp_path, f"{settings}advanced.connect_timeout = 1"):
                 pass
         with pytest.raises(TransportError, match="if its authority is private, set ca_file"):
-            async with calling_from_file(tmp_path, f"url = '{url}'\nconnect_timeout = 1"):
+            async with calling_from_file(tmp_path, f"url = '{url}'\nadvanced.connect_timeout = 1"):
                 pass
 
 
@@ -376,7 +376,7 @@ async def test_nats_with_an_nkey(tmp_path: Path) -> None:
     (tmp_path / "user.nk").write_bytes(user.seed)
     config = f"authorization {{ users = [ {{ nkey: {user.public} }} ] }}"
     with running(NatsServer("-js", config=config)) as broker:
-        settings = f"url = '{broker.url}'\nnkey_file = 'user.nk'\nqueue = 'jetstream'\nreplicas = 1"
+        settings = f"url = '{broker.url}'\nadvanced.nkey_file = 'user.nk'\nqueue = 'jetstream'\nadvanced.replicas = 1"
         async with calling_from_file(tmp_path, settings):
             pass
         with pytest.raises(TransportError):
@@ -410,7 +410,7 @@ async def test_nats_with_a_file_of_credentials(tmp_path: Path) -> None:
             encoding="utf-8",
         )
     with running(NatsServer(config=config)) as broker:
-        settings = f"url = '{broker.url}'\nuser_credentials = '{account.public}.creds'"
+        settings = f"url = '{broker.url}'\nadvanced.user_credentials = '{account.public}.creds'"
         async with calling_from_file(tmp_path, settings):
             pass
         with pytest.raises(TransportError, match="Authorization Violation"):
@@ -435,11 +435,11 @@ async def test_nats_with_a_list_of_urls_certificates_and_logins(
             "user = 'ann'\npassword = { env = 'ANNS_PASSWORD' }\n"
             f"ca_file = '{cert}'\n"
         )
-        files = f"cert_file = '{cert}'\nkey_file = '{key}'"
+        files = f"advanced.cert_file = '{cert}'\nadvanced.key_file = '{key}'"
         async with calling_from_file(tmp_path, settings + files):
             pass
         with pytest.raises(TransportError, match="set cert_file and key_file"):
-            async with calling_from_file(tmp_path, settings + "connect_timeout = 1"):
+            async with calling_from_file(tmp_path, settings + "advanced.connect_timeout = 1"):
                 pass
 
 

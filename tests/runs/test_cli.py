@@ -39,8 +39,8 @@ enabled = false
 key = { env = "ADA" }
 [runs]
 url = "sqlite:runs.db"
-lease = 1
-grace = 1
+advanced.lease = 1
+advanced.grace = 1
 [runs.schedules.hourly]
 operation = "job.add"
 input = {a = 40, b = 2}

@@ -348,7 +348,7 @@ CONFIG = """
 modules = ["tasks.py"]
 [serve]
 public_url = "http://127.0.0.1:{port}"
-scopes_supported = {scopes}
+advanced.scopes_supported = {scopes}
 [access.jwt]
 issuer = "{issuer}"
 audience = "http://127.0.0.1:{port}"

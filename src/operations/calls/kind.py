@@ -40,6 +40,34 @@ class BrokerEntry(SourceEntry):
         enabled: Set to false to skip this source.
     """
 
+    advanced: ClassVar = frozenset(
+        [
+            "max_values",
+            "connect_timeout",
+            "cert_file",
+            "key_file",
+            "max_bytes",
+            "max_backlog",
+            "clients",
+            "replicas",
+            "user_credentials",
+            "nkey_file",
+            "input",
+            "exclude",
+            "send_identity",
+            "idle_timeout",
+            "concurrent_calls",
+            "name",
+            "max_waiting",
+            "per_principal",
+            "heartbeat",
+            "silence",
+            "patience",
+            "grace",
+            "expose_errors",
+            "access",
+        ]
+    )
     derived: ClassVar = Derived(
         lambda: (RedisConfig, NatsConfig, RemoteConfig, WorkerConfig),
         {

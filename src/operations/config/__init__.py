@@ -17,7 +17,17 @@ from operations.base.json.values import is_list, is_object, object_of, unescape
 from operations.base.types import JSONObject
 from operations.config.checks import ConfigError, ConfigIssue, KeyLines, Wording, check, written
 from operations.config.model import Config, config_class, config_schema, entries_of
-from operations.contract.options import Builder, KeyPath, Secret, keys_of, secrets_of
+from operations.contract.options import (
+    ADVANCED,
+    Builder,
+    KeyPath,
+    Secret,
+    advanced_keys,
+    child,
+    keys_of,
+    placed,
+    secrets_of,
+)
 from operations.mcp.config import read_servers
 from operations.sources.contract import Entry
 
@@ -157,12 +167,12 @@ class ConfigFile:
             message: What is wrong with it.
             key: The key that names it, in dotted form if none of its parts contains a dot.
         """
-        path = tuple(key.split(".")) if isinstance(key, str) and key else key or ()
+        path = placed(
+            type(self.config), tuple(key.split(".")) if isinstance(key, str) and key else key or ()
+        )
         place = _shown(self.path or self.program or Path(FILE_NAME))
         line = self._line(path) if path else None
-        return ConfigError(
-            [ConfigIssue(place, line, key if isinstance(key, str) else written(key), message)]
-        )
+        return ConfigError([ConfigIssue(place, line, written(path), message)])
 
     def _line(self, key: KeyPath) -> int | None:
         """Return the line of a key, as far as the file can still be read."""
@@ -286,7 +296,8 @@ def parse_config(text: str, path: Path) -> Config:
     except msgspec.ValidationError as error:
         wrong.append(((), f"{error}."))
     else:
-        wrong += check(config, path.parent, is_whole=not wrong)
+        found = check(config, path.parent, is_whole=not wrong)
+        wrong += [(placed(cls, where), message) for where, message in found]
     if wrong:
         lines = KeyLines(text)
         raise ConfigError(
@@ -327,16 +338,27 @@ def _without(
     return sound
 
 
+def _flat(table: JSONObject, cls: Any) -> JSONObject:
+    """Return a table with the keys of its table `advanced` beside the others."""
+    if not advanced_keys(cls):
+        return table
+    rest = {key: value for key, value in table.items() if key != ADVANCED}
+    return {**rest, **object_of(table.get(ADVANCED))}
+
+
 def _with_options(table: Any, cls: Any) -> Any:
     """Return a table with the keys of library classes moved to `options`, also in nested tables."""
     result: JSONObject = {}
-    for key, value in table.items():
+    for key, value in _flat(table, cls).items():
         kind = keys_of(cls)[key].annotation if key in cls.__dataclass_fields__ else None
         inner = next(
             (each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")),
             None,
         )
         if kind is None:
+            # The table of a class of the library, such as `serve.mcp`.
+            if is_object(value) and ADVANCED in value and advanced_keys(inner := child(cls, key)):
+                value = _flat(value, inner)  # noqa: PLW2901
             result.setdefault("options", {})[key] = value
         elif inner is None or inner is Secret:
             result[key] = value

@@ -22,6 +22,7 @@ from operations.base.text import suggestion
 from operations.base.types import JSONObject
 from operations.config import model
 from operations.contract.options import (
+    ADVANCED,
     Builder,
     ConfigKeyError,
     Secret,
@@ -158,17 +159,33 @@ class Wording:
     def _unknown(self, path: Path) -> str:
         key, options = str(path[-1]), self._options(self._at(path[:-1]))
         known = [name for option in options for name in option.get("properties", ())]
+        table = path[:-1]
+        rare = self._known((*table, ADVANCED)) if ADVANCED in known else []
+        if key in rare:
+            return f"is an advanced key: write it into [{written((*table, ADVANCED))}]."
+        if table and table[-1] == ADVANCED and key in self._known(table[:-1]):
+            return f"is not an advanced key: write it into [{written(table[:-1])}]."
         if near := suggestion(key, known):
             return f"is not a known key.{near}"
+        if near := suggestion(key, rare):
+            return "is not a known key." + near.replace('"', f'"{ADVANCED}.', 1)
         if homes := [home for home in self._homes(key) if home != written(path)]:
             return f'is not a known key here. Did you mean "{homes[0]}"?'
         return f"is not a known key. Known keys: {', '.join(known)}."
 
+    def _known(self, table: Path) -> list[str]:
+        """Return the keys of a table."""
+        options = self._options(self._at(table))
+        return [name for option in options for name in option.get("properties", ())]
+
     def _homes(self, key: str) -> Iterator[str]:
         """Yield the tables one level below that have a key of this name."""
-        for name, schema in self._schema["properties"].items():
-            if key in followed(schema, self._schema)[0].get("properties", ()):
+        for name in self._schema["properties"]:
+            known = self._known((name,))
+            if key in known and key != ADVANCED:
                 yield f"{name}.{key}"
+            if ADVANCED in known and key in self._known((name, ADVANCED)):
+                yield f"{name}.{ADVANCED}.{key}"
 
     def _wrong_type(self, path: Path, value: Any, issue: ValidationIssue) -> str:
         expected = self._at(path)

@@ -67,6 +67,7 @@ class KeyEntry(Entry):
 class JWTEntry(Entry):
     """Signed tokens of an identity provider."""
 
+    advanced: ClassVar = frozenset(["algorithms", "scope_claim", "leeway"])
     derived: ClassVar = Derived(lambda: (JWTConfig,), {})
 
 
@@ -145,6 +146,8 @@ class RunsEntry:
         schedules: Runs that are started at certain times, by name.
     """
 
+    advanced: ClassVar = frozenset(["live_per_caller", "live", "steps", "lease", "grace", "park"])
+
     url: str | None = None
     password: Secret | None = None
     key: Secret | None = None
@@ -191,6 +194,9 @@ class ServeEntry(Entry):
             processes, MCP has no sessions, and there is no console.
     """
 
+    advanced: ClassVar = frozenset(
+        ["keep_alive", "scopes_supported", "heartbeat", "expose_errors", "version"]
+    )
     derived: ClassVar = Derived(
         lambda: (ListenConfig, ServerConfig),
         {
@@ -209,6 +215,7 @@ class ServeEntry(Entry):
 class WorkEntry(Entry):
     """The address for health (`/healthz`, `/readyz`) and metrics (`/metrics`) of `operations work`; none by default."""
 
+    advanced: ClassVar = frozenset(["keep_alive"])
     derived: ClassVar = Derived(lambda: (ListenConfig,), {}, {"port": 9464})
 
 
@@ -221,6 +228,22 @@ class LimitsEntry(Entry):
         threads: The number of blocking handlers that run concurrently.
     """
 
+    advanced: ClassVar = frozenset(
+        [
+            "body_seconds",
+            "values",
+            "depth",
+            "answer_seconds",
+            "query_characters",
+            "failed_attempts_per_second",
+            "failed_attempts",
+            "output_bytes",
+            "output_bytes_per_caller",
+            "sessions",
+            "sessions_per_caller",
+            "sessions_per_address",
+        ]
+    )
     derived: ClassVar = Derived(lambda: (Limits,), {})
 
     timeout: Seconds = 30
@@ -254,6 +277,19 @@ class CodeEntry(Entry):
         saved: Reviewed scripts that are operations, by id.
     """
 
+    advanced: ClassVar = frozenset(
+        [
+            "calls",
+            "concurrent",
+            "cpu",
+            "wall",
+            "memory",
+            "output",
+            "script",
+            "per_caller",
+            "processes",
+        ]
+    )
     derived: ClassVar = Derived(lambda: (CodeLimits,), {})
 
     scopes: Names = ()
@@ -272,6 +308,7 @@ class LogEntry(Entry):
 class TelemetryEntry(Entry):
     """Traces and metrics that are sent to an OpenTelemetry collector."""
 
+    advanced: ClassVar = frozenset(["interval", "timeout"])
     derived: ClassVar = Derived(lambda: (TelemetryConfig,), {})
 
 

@@ -5,6 +5,8 @@ Rule 1: a field of a config class is a key of the file, unless its values can on
 Rule 2: a field that `repr` omits is secret: the file names the environment variable or file with the secret. The secret
         itself may only be written in a table of strings, such as headers, or in a field with the metadata `WRITTEN`.
 Rule 3: a path is relative to the folder of the config file.
+Rule 4: the keys that a class lists as `advanced` are in the table `advanced` inside its table. Only the file has this
+        level: everything that reads a config finds them beside the others.
 """
 
 import ast
@@ -119,6 +121,51 @@ class Key(NamedTuple):
         return _UNION[str, found] if self.may_be_written else found
 
 
+ADVANCED: Final = "advanced"
+"""The table inside a table for the keys that few files need."""
+
+
+def advanced_keys(cls: Any) -> frozenset[str]:
+    """Return the keys of a class that are in its table `advanced`."""
+    found: frozenset[str] = getattr(cls, "advanced", frozenset())
+    return found
+
+
+def placed(cls: Any, path: KeyPath) -> KeyPath:
+    """Return the place of a key in the file, which is below `advanced` for some keys.
+
+    Args:
+        cls: The class of the whole file.
+        path: The key, with or without `advanced`.
+    """
+    found: list[str | int] = []
+    kind = cls
+    for part in path:
+        if part == ADVANCED and _is_class(kind):
+            continue
+        if part in advanced_keys(kind):
+            found.append(ADVANCED)
+        found.append(part)
+        kind = child(kind, part)
+    return tuple(found)
+
+
+def child(annotation: Any, part: str | int) -> Any:
+    """Return the class or mapping at a key of a class or mapping; None if there is none."""
+    if get_origin(annotation) in _MAPPINGS:
+        inner = get_args(annotation)[1]
+    elif _is_class(annotation) and isinstance(part, str):
+        derived: Derived | None = getattr(annotation, "derived", None)
+        keys = keys_of(annotation) if derived is None else derived.keys() | keys_of(annotation)
+        inner = keys[part].annotation if part in keys else None
+    else:
+        return None
+    options = [each for each, _ in _options(inner)]
+    return next(
+        (each for each in options if _is_class(each) or get_origin(each) in _MAPPINGS), None
+    )
+
+
 class ConfigKeyError(ValueError):
     """Raised for a table that does not match a config class.
 
@@ -229,7 +276,16 @@ def file_class(cls: Any, tables: frozenset[str] | None = None) -> Any:
     if derived is not None:
         keys = {**keys, **derived.keys(), **keys}
     fields = {name: (key.type, key.default, key.description) for name, key in keys.items()}
+    rare = advanced_keys(cls) & fields.keys()
+    if rare:
+        inner = {name: field for name, field in fields.items() if name in rare}
+        fields = {name: field for name, field in fields.items() if name not in rare}
+        made = _made(f"Advanced{cls.__name__}", inner, _ABOUT_ADVANCED)
+        fields[ADVANCED] = (_UNION[made, None], None, _ABOUT_ADVANCED)
     return _made(cls.__name__, fields, parse_docstring(cls.__doc__).description)
+
+
+_ABOUT_ADVANCED = "Keys that few files need."
 
 
 def _made(name: str, keys: Mapping[str, tuple[Any, Any, str]], description: str) -> Any:

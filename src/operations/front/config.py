@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -69,6 +69,21 @@ class MCPServerSettings:
     Raises:
         ValueError: If a field is not valid; the message names it.
     """
+
+    advanced: ClassVar = frozenset(
+        [
+            "name",
+            "version",
+            "title",
+            "max_tokens",
+            "page_size",
+            "schema_budget",
+            "max_items",
+            "max_items_bytes",
+            "task_after",
+            "session_idle_timeout",
+        ]
+    )
 
     name: str = "operations"
     """The name that the server reports to clients."""

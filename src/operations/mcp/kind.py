@@ -28,6 +28,34 @@ class MCPEntry(SourceEntry):
         enabled: Set to false to skip this source.
     """
 
+    advanced: ClassVar = frozenset(
+        [
+            "proxy",
+            "trust_env",
+            "ca_file",
+            "client_certificate",
+            "client_key",
+            "transport",
+            "version",
+            "connect_timeout",
+            "max_timeout",
+            "answer_timeout",
+            "reconnect_timeout",
+            "shutdown_timeout",
+            "idle_timeout",
+            "extensions",
+            "baggage",
+            "input",
+            "exact_schemas",
+            "pins",
+            "log_level",
+            "secrets",
+            "max_message_bytes",
+            "max_message_values",
+            "max_tools",
+            "access",
+        ]
+    )
     derived: ClassVar = Derived(lambda: (MCPClientConfig,), {"namespace": "the name of the table"})
     short: ClassVar = {"scopes": "access", "token": "auth"}
 

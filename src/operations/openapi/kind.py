@@ -37,6 +37,36 @@ class OpenAPIEntry(SourceEntry):
         enabled: Set to false to skip this source.
     """
 
+    advanced: ClassVar = frozenset(
+        [
+            "proxy",
+            "trust_env",
+            "ca_file",
+            "client_certificate",
+            "client_key",
+            "call_headers",
+            "input",
+            "exact_schemas",
+            "flatten_body",
+            "follow_redirects",
+            "retry_refused",
+            "restore",
+            "max_response_bytes",
+            "max_response_values",
+            "max_response_depth",
+            "max_request_bytes",
+            "max_event_bytes",
+            "max_error_bytes",
+            "max_document_bytes",
+            "max_document_files",
+            "document_root",
+            "sign_documents",
+            "connections",
+            "max_file_bytes",
+            "pagination",
+            "access",
+        ]
+    )
     derived: ClassVar = Derived(
         _http_service, {"namespace": "the name of the table"}, named="namespace"
     )
