@@ -502,12 +502,55 @@ async def test_only_the_worker_that_has_a_call_is_probed(
 
         calls.receive = count  # type: ignore[method-assign]
         assert len(workers) == 4
-        await calls.call("slow.pay", {"number": 1, "seconds": 3}, replayable=False)
+        pay = calls.call("slow.pay", {"number": 1, "seconds": 300}, replayable=False)
+        paying = asyncio.create_task(pay)
+        await until(lambda: probes[False] >= 12)
+        paying.cancel()
 
-    # The first two probes go to all workers; the other dozen go to the worker that has the call.
+    # The first two probes go to all workers; the others go to the worker that has the call.
     assert probes[True] <= probes[False]
-    assert probes[False] >= 3
     assert answers["call.alive"] <= 4 * probes[True] + probes[False] + 4
+
+
+async def test_few_workers_respond_to_the_probes_of_a_call_that_waits_at_the_broker(
+    redis_server: Broker, registry: OperationRegistry
+) -> None:
+    probes = 0
+    answers: Counter[str] = Counter()
+
+    async with AsyncExitStack() as stack:
+        world = redis_world(redis_server.url)
+        servers = [
+            (await stack.enter_async_context(world.serve(registry, concurrency=1)))[0]
+            for _ in range(6)
+        ]
+        others = await stack.enter_async_context(caller(world))
+        sleep = {"seconds": 300}
+        blocking = [asyncio.create_task(others.call("slow.sleep", sleep)) for _ in servers]
+        await until(lambda: all(server.active for server in servers))
+        target = await stack.enter_async_context(world.connect())
+
+        class Counting(Shim):
+            async def send(self, address: str, body: bytes) -> None:
+                nonlocal probes
+                probes += b"call.probed" in body
+                await super().send(address, body)
+
+        calls = await stack.enter_async_context(PendingRequestMap(Counting(target), heartbeat=0.1))
+        receive = calls.receive
+
+        def count(delivery: Delivery) -> None:
+            answers[json.loads(delivery.body)["type"]] += 1
+            receive(delivery)
+
+        calls.receive = count  # type: ignore[method-assign]
+        waiting = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
+        await until(lambda: probes >= 32)
+        for call in (waiting, *blocking):
+            call.cancel()
+
+    # Six responses to each would be 192.
+    assert answers["call.alive"] <= 96
 
 
 class FailingTarget(MemoryTarget):
