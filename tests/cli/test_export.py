@@ -18,8 +18,10 @@ from tests.cli.conftest import Ran
 from tests.conftest import PROJECT
 from tests.limits import scaled
 
+import operations
 from operations import (
     AccessControl,
+    CallError,
     ErrorDefinition,
     Identity,
     OperationRegistry,
@@ -29,7 +31,7 @@ from operations import (
 from operations.agents import provider_tools
 from operations.agents.formats.kinds import BUILT_IN
 from operations.base.text import tool_name
-from operations.cli.export import client_runtime, mcp_tools, python_client
+from operations.cli.export import BLOCKING, client_runtime, mcp_tools, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.schema.outline import Outline
 from operations.server import APIKeys, create_app, hash_key
@@ -227,6 +229,46 @@ async def test_the_python_client_calls_the_http_server(
     assert away.value.code == "UNAVAILABLE"
     assert denied.value.code == "OPERATION_NOT_FOUND"
     assert invalid.value.code == "VALIDATION_ERROR"
+
+
+async def test_the_blocking_client_calls_a_hub_and_a_registry(
+    tmp_path: Path, registry: OperationRegistry
+) -> None:
+    @registry.operation("shop.get-item", type="query")
+    async def get_item(id: int, verbose: bool = False) -> dict[str, int | bool]:
+        return {"id": id, "verbose": verbose}
+
+    @registry.operation("shop.watch")
+    async def watch(count: int = 2) -> Any:
+        for number in range(count):
+            yield number
+
+    @registry.operation("shop.close", scopes=["boss"])
+    async def close() -> bytes:
+        return b"\x00\xff"
+
+    source = python_client(registry.specs(), style=BLOCKING)
+    assert "await" not in source.partition('"""\n')[2]
+    client = loaded(tmp_path / "client.py", source)
+
+    def use(hub: Any) -> list[Any]:
+        return [hub.shop.get_item(id=3, verbose=True), list(hub.shop.watch(count=3))]
+
+    expected = [{"id": 3, "verbose": True}, [0, 1, 2]]
+    assert await asyncio.to_thread(use, client.Client(registry)) == expected
+    app = create_app(registry, identity=APIKeys({hash_key("k3y"): Identity("ann", ["boss"])}))
+    async with running(app) as url:
+        async with operations.connect(url) as hub:
+            assert await asyncio.to_thread(use, client.Client(hub)) == expected
+            with pytest.raises(CallError, match="OPERATION_NOT_FOUND"):
+                await asyncio.to_thread(client.Client(hub).shop.close)
+        async with operations.connect(url, token="k3y") as hub:
+            assert await asyncio.to_thread(client.Client(hub).shop.close) == b"\x00\xff"
+
+
+def test_a_client_without_await_is_one_in_python(run: Run) -> None:
+    assert "class Client:" in run("export", "python", "--sync").out
+    assert "--sync is for" in run("export", "openapi", "--sync").err
 
 
 async def spotify() -> list[OperationSpec]:
@@ -496,13 +538,14 @@ def test_the_python_client_is_clean_under_pyright_strict(tmp_path: Path) -> None
     if DOCUMENTS.exists():
         specs += asyncio.run(spotify())
     (tmp_path / "client.py").write_text(python_client(specs))
+    (tmp_path / "blocking.py").write_text(python_client(specs, style=BLOCKING))
     (tmp_path / "pyrightconfig.json").write_text(
         json.dumps(
             {
                 "typeCheckingMode": "strict",
                 "venvPath": str(PROJECT),
                 "venv": ".venv",
-                "include": ["client.py"],
+                "include": ["client.py", "blocking.py"],
             }
         )
     )
