@@ -7,14 +7,16 @@ import pytest
 from mcp import Client as SDKClient
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context, MCPServer
+from starlette.requests import Request
 from tests.mcp_serving.support import serving
-from tests.mcp_serving.test_tasks import Client
+from tests.mcp_serving.test_tasks import TASKS, Client
 
-from operations import AccessControl, OperationRegistry
+from operations import AccessControl, Identity, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 
 SOURCES = "alkdev.operations/sources"
 OTHER = "com.example/other"
+UI = "io.modelcontextprotocol/ui"
 
 
 class Offering(MCPServer):
@@ -93,3 +95,42 @@ async def test_baggage_reaches_only_servers_that_are_configured_for_it(
             ]
 
     assert told == [{"result": ["traceparent"]}, {"result": ["baggage", "traceparent"]}]
+
+
+@pytest.mark.requirement("R77")
+@pytest.mark.parametrize(
+    ("config", "reaches"),
+    [
+        ({"per_caller": True}, {"com.example/zones": {"level": 3}, UI: {"mimeTypes": ["x/y"]}}),
+        (
+            {"per_caller": True, "extensions": ["com.example/zones"]},
+            {"com.example/zones": {"level": 3}},
+        ),
+        ({"per_caller": True, "extensions": []}, {}),
+        ({}, {UI: {"mimeTypes": ["text/html;profile=mcp-app"]}}),
+        ({"extensions": ["com.example/zones"]}, {"com.example/zones": {}}),
+    ],
+)
+async def test_what_a_client_declares_reaches_only_connections_of_its_own(
+    config: dict[str, Any], reaches: dict[str, Any]
+) -> None:
+    upstream = MCPServer("up")
+
+    @upstream.tool()
+    def declared(context: Context) -> dict[str, Any]:
+        found = context.request_context.session.client_params
+        return {} if found is None else dict(found.capabilities.extensions or {})
+
+    async def identify(_: Request) -> Identity:
+        return Identity("ada", [])
+
+    async with (
+        serving(upstream.streamable_http_app()) as address,
+        connect_mcp("up", MCPClientConfig(url=f"{address}/mcp", **config)) as client,
+    ):
+        app = to_mcp(OperationRegistry(client), identify=identify, disclosure="tools").asgi_app()
+        async with serving(app) as url, aiohttp.ClientSession() as http:
+            sent = {"com.example/zones": {"level": 3}, UI: {"mimeTypes": ["x/y"]}, TASKS: {}}
+            result = await Client(http, url).call("up__declared", {}, {"extensions": sent})
+
+    assert result["structuredContent"] == reaches
