@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import inf
 
 import anyio
@@ -251,3 +251,123 @@ async def test_a_step_after_each_pause_delays_the_next_attempt(peer: Peer) -> No
     await task.aclose()
 
     assert peer.attempts == 2
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+async def test_an_abandoned_attempt_is_replaced_by_another_one(ignores: bool) -> None:
+    """Also if a library ignores that its attempt was cancelled."""
+    began, attempts, ended = asyncio.Event(), 0, list[int]()
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[int]:
+        nonlocal attempts
+        attempts += 1
+        number = attempts
+        if number == 1:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not ignores:
+                    raise
+        yield number
+
+    async def use(number: int) -> None:
+        ended.append(number)
+
+    task = ReconnectingTask(connect, use)
+    task.start()
+    await began.wait()
+    task.wake(abandon=True)
+    task.wake(abandon=True)
+    while 2 not in ended:
+        await asyncio.sleep(0)
+    await task.idle.wait()
+    await task.aclose()
+
+    assert ended == ([1, 2] if ignores else [2])
+    assert not task.is_running
+
+
+async def test_closing_ends_an_attempt_that_was_abandoned(peer: Peer) -> None:
+    began = asyncio.Event()
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[None]:
+        began.set()
+        await asyncio.Event().wait()
+        yield
+
+    async def use(_: None) -> None:
+        raise AssertionError
+
+    task = ReconnectingTask(connect, use, on_failure=peer.failed)
+    task.start()
+    await began.wait()
+    task.wake(abandon=True)
+    await task.aclose()
+
+    assert not task.is_running
+    assert peer.failures == []
+
+
+async def test_waking_with_abandon_leaves_an_open_connection_alone(peer: Peer) -> None:
+    async with kept(peer) as task:
+        await task.open()
+        task.wake(abandon=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (peer.attempts, peer.open) == (1, 1)
+
+
+async def test_a_closed_task_can_be_started_again(peer: Peer) -> None:
+    async with kept(peer) as task:
+        await task.open()
+        await task.aclose()
+        assert not task.is_running
+        task.start()
+        await peer.until(lambda: peer.open == 1)
+        assert task.is_running
+
+    assert peer.attempts == 2
+
+
+async def test_closing_ends_a_connection_whose_attempt_could_not_be_abandoned() -> None:
+    began, used = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[None]:
+        began.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        yield
+
+    async def use(_: None) -> None:
+        used.set()
+        await asyncio.Event().wait()
+
+    task = ReconnectingTask(connect, use)
+    task.start()
+    await began.wait()
+    task.wake(abandon=True)
+    await used.wait()
+    await task.aclose()
+
+    assert not task.is_running
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_task_that_was_closed_while_it_waited_waits_for_nothing(
+    peer: Peer, is_lost: bool
+) -> None:
+    async with kept(peer, pauses=patient()) as task:
+        await task.open()
+        if is_lost:
+            peer.lose()
+        else:
+            peer.end()
+        while task.next_attempt is None and not task.idle.is_set():
+            await asyncio.sleep(0)
+        await task.aclose()
+        assert task.next_attempt is None
+        assert not task.idle.is_set()

@@ -9,7 +9,8 @@ Rule 3: to replace a source, the new one is opened first. The old one is closed 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from anyio import move_on_after
@@ -19,6 +20,7 @@ from operations.base.retry import Backoff
 from operations.contract.specs import Operation
 from operations.front.limits import call_seconds
 from operations.hub.source import Source
+from operations.io.reconnect import ReconnectingTask
 from operations.registry.registry import OperationRegistry
 from operations.sources.contract import Opened, Skipped
 
@@ -62,23 +64,26 @@ class Supervisor:
         self._registry = registry
         self._owner = owner
         self._drain_seconds = drain_seconds
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._connecting = ReconnectingTask(
+            self._connection,
+            self._use,
+            pauses=Backoff(FIRST_PAUSE, LONGEST_PAUSE),
+            stable_after=0,
+            on_failure=self._failed,
+        )
         self._given_warnings = source.warnings
         self._attempts = 0
-        self._is_attempting = self._is_outdated = False
         self.connected = asyncio.Event()
         """Set when the source has been connected once."""
         self._attempted = asyncio.Event()
-        self._again = asyncio.Event()
         self._closing = asyncio.Event()
         self._retired: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start connecting in the background."""
         self.source.is_enabled = True
-        if self._task is None and not self._closing.is_set():
-            self._task = asyncio.Task(self._run(), name=f"source {self.source.label}")
+        if not self._closing.is_set():
+            self._connecting.start(name=f"source {self.source.label}")
 
     async def attempted(self) -> None:
         """Wait until the first attempt has succeeded or failed."""
@@ -93,10 +98,7 @@ class Supervisor:
         if self._closing.is_set():
             return
         self._attempted.clear()
-        self._again.set()
-        if is_changed and self._is_attempting and not self._is_outdated and self._task is not None:
-            self._is_outdated = True
-            self._task.cancel()
+        self._connecting.wake(abandon=is_changed)
         self.start()
 
     async def open_again(self) -> None:
@@ -125,48 +127,21 @@ class Supervisor:
     @property
     def is_closed(self) -> bool:
         """Whether the source and its predecessors are closed."""
-        return self._task is None and self.source.opened is None and not self._retired
+        return not self._connecting.is_running and self.source.opened is None and not self._retired
 
     async def _stop(self) -> None:
         # It may have been started again in the meantime; the last request is effective.
-        while (task := self._task) is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if self._task is task:
-                self._task = None
+        while self._connecting.is_running:
+            await self._connecting.aclose()
         self.source.opens_at = None
         # No further attempt follows: wake the callers that wait for one.
         self._attempted.set()
 
-    async def _run(self) -> None:
-        """Open the source, then again after a failure or on request, until it is cancelled."""
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        while True:
-            self._again.clear()
-            self._is_attempting, self._is_outdated = True, False
-            try:
-                is_open = await self._attempt()
-            except asyncio.CancelledError:
-                # The task itself may have been cancelled as well.
-                if not self._is_outdated or task.uncancel():
-                    raise
-                continue
-            finally:
-                self._is_attempting = False
-            if self._is_outdated:
-                # A library ignored that its attempt was cancelled.
-                task.uncancel()
-            self._attempted.set()
-            pause = None if is_open else self._backoff.pause()
-            if pause is not None:
-                self.source.opens_at = asyncio.get_running_loop().time() + pause
-            with move_on_after(pause):
-                await self._again.wait()
-            self.source.opens_at = None
-
-    async def _attempt(self) -> bool:
-        """Open the source once and register its operations; return whether that succeeded."""
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[None]:
+        """Open the source and register its operations. It stays open until it is replaced."""
         source, loop = self.source, asyncio.get_running_loop()
+        source.opens_at = None
         began = loop.time()
         self._attempts += 1
         try:
@@ -180,33 +155,34 @@ class Supervisor:
             if self._closing.is_set() or cast("Any", asyncio.current_task()).cancelling():
                 raise
             # A library cancelled its own wait; this task was not cancelled.
-            self._failed("connecting was interrupted")
-            return False
-        except (OperationsError, OSError, ValueError) as error:
-            self._failed(str(error) or type(error).__name__)
-            return False
-        except Exception as error:
-            logger.exception("%s could not be opened", source.label)
-            self._failed(f"{type(error).__name__}: {error}")
-            return False
+            raise OperationsError("connecting was interrupted") from None
         old, source.opened = source.opened, opened
         source.seconds = loop.time() - began
         if source.failure is not None:
             logger.info("%s is connected", source.label)
         source.failure = None
         self.connected.set()
-        self._backoff.reset()
         if old is not None:
             self._retire(old)
-        return True
+        yield
 
-    def _failed(self, reason: str) -> None:
+    async def _use(self, _: None) -> None:
+        """Let the source be: it restores its own connections, and is opened again only on request."""
+        self._attempted.set()
+
+    def _failed(self, error: Exception, _was_open: bool) -> None:
         source = self.source
+        reason = str(error) or type(error).__name__
+        if not isinstance(error, (OperationsError, OSError, ValueError)):
+            logger.error("%s could not be opened", source.label, exc_info=error)
+            reason = f"{type(error).__name__}: {error}"
         if reason != source.failure:
             # Commands report the failures of their first attempts themselves.
             level = logging.WARNING if self._attempts > 1 else logging.INFO
             logger.log(level, "%s cannot be opened and will be retried: %s", source.label, reason)
         source.failure = reason
+        source.opens_at = self._connecting.next_attempt
+        self._attempted.set()
 
     def _register(self, opened: Opened) -> None:
         """Replace the registered operations of a source by its current ones.

@@ -8,12 +8,11 @@ Rule 4: a connection that was closed on purpose is opened again only by `wake`.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Generic, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar, cast
 
 from operations.base.errors import retrieve_exception
 from operations.base.retry import Backoff
-from operations.base.tasks import cancel_tasks
 
 T = TypeVar("T")
 
@@ -66,13 +65,23 @@ class ReconnectingTask(Generic[T]):
         self._is_final = is_final
         self._on_failure = on_failure
         self._after = after
-        self._is_open = False
+        self._is_open = self._is_attempting = self._is_abandoned = self._is_closing = False
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         # The task may be started by code that does not wait for the first connection.
         self._opened.add_done_callback(retrieve_exception)
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the task was started, and is not closed."""
+        return self._task is not None
+
+    def start(self, *, name: str | None = None) -> None:
+        """Start connecting, unless it is running; `name` names the task."""
+        if self._task is None:
+            self._task = asyncio.Task(self._run(), loop=self._loop, name=name)
 
     async def open(self, seconds: float | None = None) -> None:
         """Start, and wait for the first connection.
@@ -81,29 +90,49 @@ class ReconnectingTask(Generic[T]):
             TimeoutError: If there is none after `seconds`. The attempts continue until the task is closed.
             Exception: The error of an attempt, if it is final.
         """
-        if self._task is None:
-            self._task = asyncio.Task(self._run(), loop=self._loop)
+        self.start()
         async with asyncio.timeout(seconds):
             # Shielded: a caller that stops waiting must not cancel the wait of others.
             await asyncio.shield(self._opened)
 
-    def wake(self) -> None:
-        """Make the next attempt now, if there is no connection."""
+    def wake(self, *, abandon: bool = False) -> None:
+        """Make the next attempt now, if there is no connection; `abandon` cancels an attempt that is being made."""
         self._woken.set()
+        if abandon and self._is_attempting and not self._is_abandoned and self._task is not None:
+            self._is_abandoned = True
+            self._task.cancel()
 
     async def aclose(self) -> None:
-        """Close the connection, and make no further attempts. Closing twice is harmless."""
-        task, self._task = self._task, None
-        await cancel_tasks(task)
+        """Close the connection, and make no further attempts, until it is started again.
+
+        Closing twice is harmless.
+        """
+        task = self._task
+        if task is None:
+            return
+        if not self._is_closing:
+            # Cancelled once, because a second time would interrupt the closing of the connection.
+            self._is_closing = True
+            task.cancel()
+        await asyncio.wait({task})
+        if self._task is task:
+            self._task, self._is_closing = None, False
 
     async def _run(self) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         while True:
             # Cleared before the attempt: who wakes it meanwhile may need another one.
             self._woken.clear()
+            self._is_attempting, self._is_abandoned = True, False
             try:
-                await self._attempt()
+                await self._attempt(task)
+            except asyncio.CancelledError:
+                # The task itself may have been cancelled as well.
+                if not self._is_abandoned or task.uncancel():
+                    raise
             except Exception as error:  # noqa: BLE001 - rule 2: no other task would notice it
                 was_open, self._is_open = self._is_open, False
+                self._end_attempt(task)
                 self.failure = error
                 if not self._opened.done() and self._is_final(error):
                     self._opened.set_exception(error)
@@ -112,12 +141,21 @@ class ReconnectingTask(Generic[T]):
             else:
                 self._is_open = False
                 self.idle.set()
-                await self._woken.wait()
-                self.idle.clear()
+                try:
+                    await self._woken.wait()
+                finally:
+                    self.idle.clear()
 
-    async def _attempt(self) -> None:
+    def _end_attempt(self, task: "asyncio.Task[None]") -> None:
+        if self._is_attempting and self._is_abandoned:
+            # A library ignored that its attempt was cancelled.
+            task.uncancel()
+        self._is_attempting = self._is_abandoned = False
+
+    async def _attempt(self, task: "asyncio.Task[None]") -> None:
         """Open a connection and use it until it ends."""
         async with self._connect() as connection:
+            self._end_attempt(task)
             opened_at = self._loop.time()
             self._is_open, self.failure = True, None
             if not self._opened.done():
@@ -133,9 +171,12 @@ class ReconnectingTask(Generic[T]):
         pause = self._pauses.pause()
         self.next_attempt = self._loop.time() + pause
         self._on_failure(error, was_open)
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(pause):
                 await self._woken.wait()
-        self.next_attempt = None
+        except TimeoutError:
+            pass
+        finally:
+            self.next_attempt = None
         if self._after is not None:
             await self._after()
