@@ -202,6 +202,15 @@ def test_a_divided_value_is_normalised_like_a_whole_one(
     assert _found(divided.changes) == _found(whole.changes)
 
 
+def test_an_explanation_ends_when_the_work_that_it_is_a_part_of_is_stopped() -> None:
+    work = Work()
+    before = work.explaining()
+    work.stop()
+    for each in (before, work.explaining()):
+        issues = Schema(WIDE).compile().errors(HOSTILE, each)
+        assert [issue.keyword for issue in issues] == ["budget"]
+
+
 def _found(changes: Any) -> set[tuple[str, str, int]]:
     return {(change.kind, change.path, change.count) for change in changes}
 

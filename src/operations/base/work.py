@@ -25,7 +25,7 @@ SMALL: Final = 10_000
 """The number of units of a check so small that not even its steps in Python are counted: each value needs a few."""
 
 EXPLAINED: Final = 2_000_000
-"""The number of units to explain why an input is not valid, in the event loop: about 50 ms."""
+"""The number of units to explain why an input is not valid: about 50 ms."""
 
 BUDGET: Final = 40_000_000
 """The number of units for one value: about a second."""
@@ -55,6 +55,7 @@ class Work:
     # Defaults of the class, because an object is created for most results.
     left = BUDGET
     is_stopped = False
+    _explanations: "tuple[Explanation, ...]" = ()
 
     def spend(self, units: int) -> None:
         """Count units of work, which follow.
@@ -73,6 +74,16 @@ class Work:
     def stop(self) -> None:
         """Make the work end soon, from another thread."""
         self.is_stopped = True
+        for each in self._explanations:
+            each.stop()
+
+    def explaining(self) -> "Explanation":
+        """Return a budget to explain why the value is not valid, which ends when this work is stopped."""
+        found = Explanation()
+        self._explanations = (*self._explanations, found)
+        # Read afterwards, because another thread may stop this work now.
+        found.is_stopped = self.is_stopped
+        return found
 
 
 _of_thread = threading.local()
@@ -113,6 +124,6 @@ class FreeWork(Work):
 
 
 class Explanation(Work):
-    """Work in the event loop to explain why an input is not valid."""
+    """Work to explain why an input is not valid."""
 
     left = EXPLAINED

@@ -47,18 +47,21 @@ _INDEX: Final = re.compile(r"/\d+(?=/|$)")
 _Note: TypeAlias = tuple[str, str]
 
 
-def convert_input(compiled: CompiledSchema, value: Any) -> CastResult | None:
+def convert_input(
+    compiled: CompiledSchema, value: Any, whole: Work | None = None
+) -> CastResult | None:
     """Convert a rejected input so that it is valid; return None if that is impossible.
 
     Args:
         compiled: The schema of the input.
         value: The input, plain JSON; it is not modified.
+        whole: The work of which this is a part.
     """
     holder: list[Any] = [msgspec.to_builtins(value)]  # a copy
     notes: dict[_Note, Change] = {}
     counts = Counter[_Note]()
     budget = MAX_REQUEST_VALUES
-    work = Explanation()
+    work = Explanation() if whole is None else whole.explaining()
     for _ in range(_ROUNDS):
         issues = compiled.errors(holder[0], work)
         if not issues:

@@ -76,7 +76,6 @@ from operations.schema import (
     as_json_within,
     invalid_json,
     mismatch_error,
-    validate_or_raise,
     within_budget,
 )
 
@@ -325,7 +324,7 @@ def admit(
         if not is_accepted and plain is None and plan.accepts({}, work):
             return plan, {}
         if not is_accepted and plan.converts(context):
-            converted = convert_input(plan.spec.input_schema.compile(), plain)
+            converted = convert_input(plan.spec.input_schema.compile(), plain, work)
             if converted is not None:
                 plain, plan, is_accepted = converted.value, noting(plan, converted.changes), True
         if is_accepted:
@@ -337,7 +336,9 @@ def admit(
         # Name the required properties.
         value = {}
     try:
-        validate_or_raise(schema, value, subject=f"input of {plan.id}")
+        issues = schema.compile().errors(value, None if work is None else work.explaining())
+        if issues:
+            raise mismatch_error(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}", issues)
         raise invalid_json(plan.id, failure or JSONValueError("is not JSON"))
     except CallError as error:
         error.operation_id = plan.id
