@@ -146,6 +146,22 @@ async def test_a_script_serves_its_registry(here: Path) -> None:
         assert "serving 1 operation " in await read_until(process, "Ctrl-C")
 
 
+async def test_a_file_without_operations_is_reported(here: Path) -> None:
+    (here / "app.py").write_text("def double(number: int) -> int:\n    return 2 * number\n")
+    async with started(here, "-m", "operations", "dev", "app.py", "--port", "0") as process:
+        printed = await read_until(process, "Ctrl-C")
+    assert "app.py has no operations: mark functions with @operation" in printed
+
+
+def test_a_newcomer_without_a_config_learns_that_a_file_needs_none(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "operations", "dev"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60), check=False,
+    )  # fmt: skip
+    assert ran.returncode == 3
+    assert "`operations dev FILE.py` needs none" in ran.stderr
+
+
 def test_a_file_that_does_not_exist_is_named(here: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "operations", "dev", "nope.py"],

@@ -5,6 +5,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
@@ -242,6 +243,14 @@ def test_doctor_finds_missing_parts(
         config.write("[record.ledger]\nfile = 'ledger.jsonl'\nkey = { env = 'LEDGER_KEY' }\n")
     states = {each["what"]: each["state"] for each in run("doctor", "--json").json["findings"]}
     assert states["record.ledger.key"] == states["broker main"] == "failed"
+
+
+def test_doctor_reports_each_part_that_all_installs(run: Run) -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [all_of_them] = project["optional-dependencies"]["all"]
+    parts = all_of_them.partition("[")[2].rstrip("]").split(",")
+    found = {each["what"] for each in run("doctor", "--json").json["findings"]}
+    assert {f"extra {each}" for each in parts} <= found
 
 
 def test_doctor_reports_a_trace_that_cannot_be_read(run: Run, folder: Path) -> None:

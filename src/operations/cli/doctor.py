@@ -49,6 +49,8 @@ _EXTRAS = {
     "jwt": ("pyjwt",),
     "otel": ("opentelemetry-api",),
     "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+    "code": ("pydantic-monty",),
+    "pydantic": ("pydantic",),
 }
 _CAUTION = (
     "declare only calls that the code of an operation chooses: a declared call runs without a check of the caller,"

@@ -145,6 +145,10 @@ async def dev(
                 if hub.problem is not None:
                     screen.failed(f"the code cannot be used yet:\n{hub.problem}")
                 announce(url, entry_points, hub, screen)
+                if file.program is not None and hub.problem is None and not hub.offered:
+                    screen.warn(
+                        f"{file.program.name} has no operations: mark functions with @operation"
+                    )
                 if lan:
                     guests = admitting_guests(hub, url, host, entry_points, screen)
                     show_code = await stack.enter_async_context(guests)

@@ -374,7 +374,7 @@ def _text(path: Path) -> str:
     try:
         return read_small(path).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
-        reason = "there is no such file. `operations init` writes one."
+        reason = "there is no such file. `operations init` writes one; `operations dev FILE.py` needs none."
     except UnicodeDecodeError:
         reason = "is not UTF-8 text."
     except OSError as error:
