@@ -121,7 +121,7 @@ async def authentication(scenario: str, url: str, context: dict[str, Any]) -> An
             assertion_provider=signed.create_assertion_provider(),
             issuer=await issuer_of(url),
         )
-    if scenario == "auth/cross-app-access-complete-flow":
+    if scenario in ("auth/cross-app-access-complete-flow", "auth/enterprise-managed-authorization"):
         return IdentityAssertionOAuthProvider(
             server_url=url,
             storage=Storage(),
