@@ -18,7 +18,7 @@ from operations import (
     operation,
 )
 from operations.authority import ApprovalRule
-from operations.runs import Limits, Run, RunState
+from operations.runs import Limits, Retention, Run, RunState
 
 KEPT, AT_ONCE = 60.0, 0.0
 """Seconds for which a waiting run stays in memory."""
@@ -306,6 +306,62 @@ async def test_a_run_that_needs_an_approval_itself_waits(
     assert state.status == "input_required"
     assert (await run.result(10)).data == 3
     assert effects.made == [3]
+
+
+def with_short_approval(registry: OperationRegistry, operation_id: str) -> None:
+    """Let requests for approval expire at once, so that a run asks again and again."""
+    from msgspec.structs import replace  # noqa: PLC0415 - only here
+
+    known = registry.get(operation_id)
+    assert known is not None
+    registry.register(replace(known, approve=ApprovalRule(seconds=0.2)), replace=True)
+
+
+@parked
+@pytest.mark.requirement("R70")
+async def test_a_run_whose_approval_is_never_answered_fails(
+    registries: OpenRegistry, effects: Effects, park: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it asks again, because each request expires before the time of the run is over."""
+    monkeypatch.setattr("operations.runs._APPROVAL_SECONDS", 0.05)
+
+    async def order(context: OperationContext) -> int:
+        return int(await context.call(effects.charge, 1))
+
+    registry = registries(
+        durable(order), effects.charge, park=park, retention=Retention(unanswered=1)
+    )
+    with_short_approval(registry, "shop.charge")
+    run = await registry.start("shop.order", {}, ADA)
+    state = await ended(run)
+
+    assert (state.status, state.error["code"], effects.made) == ("failed", "TIMEOUT", [])
+
+
+@parked
+async def test_an_approval_after_one_that_expired_names_who_has_answered(
+    registries: OpenRegistry, effects: Effects, park: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.runs._APPROVAL_SECONDS", 0.05)
+
+    async def order(context: OperationContext) -> int:
+        return int(await context.call(effects.charge, 1))
+
+    registry = registries(durable(order), effects.charge, park=park, keep_steps=True)
+    with_short_approval(registry, "shop.charge")
+    run = await registry.start("shop.order", {}, ADA)
+    first = (await waiting(run)).waiting[0].request["approval"]
+    # The next request has time.
+    with_approval(registry, "shop.charge")
+    async for state in run.watch():
+        if state.waiting and state.waiting[0].request["approval"] != first:
+            break
+    await answer_next(registry, approve=True)
+    state = await ended(run)
+    (step,) = [each for each in await run.steps() if each.operation == "approval"]
+
+    assert (state.status, effects.made) == ("completed", [1])
+    assert step.answered_by == "max"
 
 
 @pytest.mark.requirement("R72")

@@ -18,6 +18,7 @@ from operations.registry.runs import FINAL, RunState, RunStatus, RunStep, Waitin
 from operations.runs.database import Connection, Database
 from operations.runs.notes import Notes
 from operations.runs.records import (
+    APPROVAL,
     DURABLE,
     MARKED,
     ONCE,
@@ -291,7 +292,8 @@ class Journal:
         db.count(
             f"INSERT INTO steps (run, {_STEP}, answered_by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (run, name) DO UPDATE SET kind = excluded.kind, fence = excluded.fence,"
-            " begun = excluded.begun, ended = excluded.ended, result = excluded.result, error = excluded.error",
+            " begun = excluded.begun, ended = excluded.ended, result = excluded.result, error = excluded.error,"
+            " answered_by = excluded.answered_by",
             run_id, step.name, step.parent, step.operation, step.kind, fence, step.begun or db.now(), step.ended,
             step.result, step.error, by,
         )  # fmt: skip
@@ -371,6 +373,10 @@ class Journal:
         if question.kind == "approval":
             # An earlier one, which was answered, did not let the call run.
             db.count("DELETE FROM questions WHERE run = ? AND key = ?", run_id, question.key)
+            since = self._unanswered_since(db, run_id, question.key)
+            if since is not None and since + self._kept("unanswered") <= now:
+                # Each request has expired.
+                return Asked(None, 0)
         rows = db.rows(
             "SELECT until, answer FROM questions WHERE run = ? AND key = ?", run_id, question.key
         )
@@ -402,6 +408,15 @@ class Journal:
                 # Another attempt has asked it.
                 self._show_waiting(db, run_id, now)
         return Asked(None, None if until is None else max(0, until - now))
+
+    def _unanswered_since(self, db: Connection, run_id: str, key: str) -> int | None:
+        """Return when an approval was asked for the first time; None if it was not, or has been answered since."""
+        rows = db.rows(
+            "SELECT begun FROM steps WHERE run = ? AND name = ? AND answered_by IS NULL",
+            run_id,
+            key,
+        )
+        return rows[0][0] if rows else None
 
     def close_question(
         self,
@@ -553,9 +568,8 @@ class Journal:
                     key,
                 )
                 parent = key.partition(":")[2]
-                step = Step(
-                    key, parent, "approval", "approval", 0, created, db.now(), request, None
-                )
+                since = self._unanswered_since(db, run_id, key) or created
+                step = Step(key, parent, "approval", APPROVAL, 0, since, db.now(), request, None)
                 self._add_step(db, run_id, 0, step, by)
             self._wake_parked(db, run_id)
 
@@ -648,6 +662,8 @@ class Journal:
         ):  # fmt: skip
             self._reopen_root(db, run_id)
         db.count("DELETE FROM steps WHERE run = ? AND error IS NOT NULL", run_id)
+        sql = "DELETE FROM steps WHERE run = ? AND kind = ? AND answered_by IS NULL"
+        db.count(sql, run_id, APPROVAL)
         # Asked again, with their whole time.
         db.count("DELETE FROM questions WHERE run = ? AND answer IS NULL", run_id)
         db.count(

@@ -149,5 +149,8 @@ QUERY: Final = "query"
 DURABLE: Final = "durable"
 """An operation whose own nested calls are steps."""
 
+APPROVAL: Final = "approval"
+"""A request for approval that has ended, with who has answered it."""
+
 SLEEP: Final = "sleep"
 """The recorded end of a sleep."""

@@ -819,6 +819,9 @@ class Session:
         )
         if asked is None:
             await self._lost()
+        elif asked.left == 0:
+            failure = timeout_error("The run waited too long for an approval")
+            await self._end_now(failed(failure))
         self.host.watch_approvals()
         await self._wait(news, None)
         await self._kept(
