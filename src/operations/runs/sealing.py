@@ -84,7 +84,7 @@ class SealedConnection:
         return [self._sealer.seal(each) if isinstance(each, bytes) else each for each in values]
 
     def _opened(self, value: Any) -> Any:
-        return self._sealer.open(bytes(value)) if isinstance(value, (bytes, memoryview)) else value
+        return self._sealer.open(value) if isinstance(value, bytes) else value
 
 
 class SealedDatabase:
