@@ -21,6 +21,7 @@ from operations.contract.envelopes import AudioContent, ResourceLink, TextConten
 from operations.front.front import Front
 from operations.front.limits import Limits
 from operations.front.timing import CLIENT_CHECK_SECONDS
+from operations.io.sse import ALIVE
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
@@ -633,9 +634,9 @@ async def test_kept_events_are_bounded_by_number_and_bytes(monkeypatch: pytest.M
 async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes_over() -> None:
     log = EventLog()
     first = log.follow(STANDALONE, 0, 0.01)
-    assert await anext(first) == sessions.PING
+    assert await anext(first) == ALIVE
     second = log.follow(STANDALONE, 0, 0.01)
-    assert await anext(second) == sessions.PING
+    assert await anext(second) == ALIVE
     assert [part async for part in first] == []
     assert log.is_read(STANDALONE)
     await second.aclose()
@@ -654,7 +655,7 @@ async def test_a_silent_stream_sends_comments_while_other_streams_are_busy() -> 
     reporting = asyncio.create_task(report())
     with time_limit(10):
         async for part in log.follow(STANDALONE, 0, 0.2):
-            assert part == sessions.PING
+            assert part == ALIVE
             break
     reporting.cancel()
 

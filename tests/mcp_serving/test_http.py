@@ -416,7 +416,7 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
             client.stream("POST", "/mcp", **request) as response,
         ):
             lines = response.aiter_lines()
-            assert await anext(lines) == ": ping"
+            assert await anext(lines) == ": alive"
             if timeout == 60:
                 release.set()
             sent = [line async for line in lines if line.startswith("data: ")]

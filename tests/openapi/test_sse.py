@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from operations.base.errors import CallError, ErrorCode
 from operations.io.lines import JSONLinesDecoder
-from operations.io.sse import EventStreamDecoder, ServerSentEvent
+from operations.io.sse import ALIVE, EventStreamDecoder, ServerSentEvent, comment, encoded_event
 
 TABLE = Path(__file__).parents[3] / "shared" / "sse" / "cases.json"
 CASES: list[dict[str, Any]] = json.loads(TABLE.read_bytes())["cases"] if TABLE.exists() else []
@@ -179,3 +179,20 @@ def test_the_chunks_of_one_line_are_not_searched_again() -> None:
     with pytest.raises(CallError) as caught:
         decoder.feed(b"x" * (size + 1))
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("event_id", [None, b"", b"7"])
+@pytest.mark.parametrize("name", [b"", b"error"])
+@pytest.mark.parametrize("retry", [None, 500])
+def test_an_event_that_was_written_is_read_again(
+    event_id: bytes | None, name: bytes, retry: int | None
+) -> None:
+    text = encoded_event(b'{"a":1}', name=name, event_id=event_id, retry=retry)
+    decoder = EventStreamDecoder(last_event_id="before")
+
+    (event,) = decoder.feed(ALIVE + comment(b"to be ignored") + text)
+
+    assert (event.event, event.data) == (name.decode() or "message", '{"a":1}')
+    # An empty id resets that of earlier events.
+    assert event.last_event_id == ("before" if event_id is None else event_id.decode())
+    assert decoder.retry == retry

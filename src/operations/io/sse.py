@@ -1,7 +1,8 @@
-"""The reader of server-sent events."""
+"""The codec of server-sent events: the decoder of a stream, and the text of an event."""
 
 import codecs
 import re
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,34 @@ _LINE_END = re.compile(b"\r\n|\n|\r")
 _DIGITS = re.compile(b"[0-9]+")
 
 _META = b"operations-meta "
+
+
+ALIVE: Final = b": alive\n\n"
+"""A comment of a stream without events, because proxies close idle connections."""
+
+
+def encoded_event(
+    data: bytes, *, name: bytes = b"", event_id: bytes | None = None, retry: int | None = None
+) -> bytes:
+    """Return the text of an event.
+
+    Args:
+        data: Its data without line breaks, as encoded JSON has none.
+        name: Its type; empty for `message`, which clients assume.
+        event_id: The id from which a client that reconnects continues, without line breaks.
+        retry: Milliseconds after which a client should reconnect.
+    """
+    text = b"data: %b\n\n" % data
+    if name:
+        text = b"event: %b\n%b" % (name, text)
+    if retry is not None:
+        text = b"retry: %d\n%b" % (retry, text)
+    return b"id: %b\n%b" % (event_id, text) if event_id is not None else text
+
+
+def comment(text: bytes) -> bytes:
+    """Return a comment before an event, which clients ignore unless they know it."""
+    return b": %b\n" % text
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from operations.front.messages import EVENT_STREAM, REQUEST_ID, meta_text
 from operations.front.public_errors import ClientDisconnectedError, malformed, public_wire
 from operations.front.request import RequestState
 from operations.front.timing import wait_for_disconnect
+from operations.io.sse import ALIVE, comment, encoded_event
 from operations.openapi.serving.query_arguments import QueryArguments
 
 _MAX_ID = 1024
@@ -83,8 +84,7 @@ _START_SECONDS = 0.05
 _END_SECONDS = 1.0
 """Seconds that a handler has to end after its client has disconnected."""
 
-_COMPLETE = b"event: complete\ndata: {}\n\n"
-_ALIVE = b": alive\n\n"
+_COMPLETE = encoded_event(b"{}", name=b"complete")
 
 
 async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> None:
@@ -159,7 +159,7 @@ class _Response:
             # Checked twice as often, because an item may have been sent just after the last check.
             while await _both_run(pump, gone, self._front.heartbeat / 2):
                 if self._silent:
-                    await self._write(_ALIVE)
+                    await self._write(ALIVE)
                 else:
                     self._silent = True
             if pump.cancelled() and self._ended is None:
@@ -202,19 +202,18 @@ class _Response:
     def _event(self, envelope: ResponseEnvelope[Any]) -> bytes:
         """Return the event for one item. Encoded JSON has no line breaks, so one `data` line is enough."""
         data, meta = envelope.raise_for_error().data, envelope.meta
-        text = b"data: " + msgspec.json.encode(data) + b"\n\n"
-        if (event_id := self._resuming.event_id(data)) is not None:
-            text = b"id: " + event_id + b"\n" + text
+        event_id = self._resuming.event_id(data)
+        text = encoded_event(msgspec.json.encode(data), event_id=event_id)
         if b"operations-meta" in self._state.headers:
             more = {"encoding": "base64"} if isinstance(data, bytes) else {}
-            return b": operations-meta " + meta_text(meta, **more) + b"\n" + text
+            return comment(b"operations-meta " + meta_text(meta, **more)) + text
         count = meta.changes_count
-        return b": operations-changes %d\n" % count + text if count else text
+        return comment(b"operations-changes %d" % count) + text if count else text
 
     def _failure(self, error: CallError) -> bytes:
         request_id = self._state.context.request_id
         wire = public_wire(error, request_id, expose=self._front.expose_errors)
-        return b"event: error\ndata: " + msgspec.json.encode(wire) + b"\n\n"
+        return encoded_event(msgspec.json.encode(wire), name=b"error")
 
     async def _start(self) -> None:
         if self._started:

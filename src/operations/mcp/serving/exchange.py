@@ -30,8 +30,9 @@ from operations.base.types import JSONObject
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
 from operations.front.request import RequestState
+from operations.io.sse import ALIVE
 from operations.mcp.serving.caller import LimitedCall
-from operations.mcp.serving.sessions import PING, Session, event, notification
+from operations.mcp.serving.sessions import Session, event, notification
 from operations.mcp.shared.interaction import NO_CLIENT, client
 
 SESSION_HEADER: Final = b"mcp-session-id"
@@ -272,7 +273,7 @@ class Exchange:
             if self.streams:
                 if self._stream is None:
                     await self._start()
-                await self._send(PING)
+                await self._send(ALIVE)
         self._ping_later()
 
     # ------------------------------------------------------------ as the SDK's `DispatchContext`

@@ -36,15 +36,13 @@ from operations.base.types import JSONObject
 from operations.contract.channel import NOTHING
 from operations.front.credentials import Credential, CredentialMonitor
 from operations.front.limits import Limits
+from operations.io.sse import ALIVE, encoded_event
 
 logger = logging.getLogger("operations.mcp")
 
 MAX_EVENTS: Final = 256
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
 """The largest size of the stored events of one session in bytes; the last event is stored even if it is larger."""
-
-PING: Final = b": ping\n\n"
-"""A comment of a stream without events, because proxies close idle connections."""
 
 STANDALONE: Final = 0
 """The stream that does not belong to a request; a client reads it with GET."""
@@ -62,8 +60,8 @@ _encode = msgspec.json.Encoder().encode
 
 def event(message: bytes, number: int | None = None) -> bytes:
     """Return a message as a server-sent event."""
-    place = b"" if number is None else b"id: %d\n" % number
-    return b"%sevent: message\ndata: %s\n\n" % (place, message)
+    event_id = None if number is None else b"%d" % number
+    return encoded_event(message, name=b"message", event_id=event_id)
 
 
 def notification(method: str, params: Mapping[str, Any] | None) -> bytes:
@@ -115,9 +113,8 @@ class EventLog:
 
     def add_start(self, stream: int) -> bytes:
         """Return an event without a message, so that a client can resume before the first message."""
-        return self._add(
-            stream, b"id: %d\nretry: %d\ndata: \n\n" % (self.latest + 1, _RETRY_MILLISECONDS)
-        )
+        place = b"%d" % (self.latest + 1)
+        return self._add(stream, encoded_event(b"", event_id=place, retry=_RETRY_MILLISECONDS))
 
     def _add(self, stream: int, frame: bytes) -> bytes:
         self.latest += 1
@@ -166,7 +163,7 @@ class EventLog:
                     async with asyncio.timeout(ping_at - monotonic()):
                         await changed.wait()
                 except TimeoutError:
-                    yield PING
+                    yield ALIVE
                     ping_at = monotonic() + heartbeat
         finally:
             if self._readers.get(stream) is reader:

@@ -34,6 +34,7 @@ from operations.base.types import JSONObject
 from operations.contract.context import NO_CALL
 from operations.io.hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
 from operations.io.proxies import Proxies, proxy_status
+from operations.io.sse import encoded_event
 from operations.mcp.config import MCPClientConfig, MCPClientCredentials
 from operations.mcp.shared import failures
 from operations.mcp.shared.interaction import tied
@@ -434,10 +435,10 @@ class _BoundedEvents(_BoundedStream):
             request_id = failures.answered_id(_FIELD.sub(b"", event))
             message = failures.seal("too_large", f"sent a message that {error.reason}")
             wire = {"jsonrpc": "2.0", "id": request_id, "error": message}
-            return b"data: %b\n\n" % msgspec.json.encode(wire) if request_id is not None else b""
+            return b"" if request_id is None else encoded_event(msgspec.json.encode(wire))
         data = _FIELD.sub(b"", event).strip()
         repaired = await checked(data)
-        return event if repaired is data else b"data: %b\n\n" % repaired
+        return event if repaired is data else encoded_event(repaired)
 
 
 # ------------------------------------------------------------ authentication
