@@ -212,3 +212,21 @@ def test_bars_of_calls_have_one_scale(eyes: Eyes) -> None:
     assert track is not None
     parts = [round(each["width"] / track["width"], 2) for each in widths if each is not None]
     assert parts == [0.5, 0.25, 1.0], "the latest call is first"
+
+
+def test_a_phone_shows_time_and_duration_of_a_call_below_its_name(eyes: Eyes) -> None:
+    page = eyes.open(size=PHONE)
+    made = {"requestId": "1", "operationId": "task.get", "startedAt": 1, "outcome": "success"}
+    page.route("**/calls", lambda route: route.fulfill(json={"calls": [{**made, "duration": 1}]}))
+    page.get_by_role("link", name="Recent calls").click()
+    call = page.locator(".call-tree").first
+    expect(call.locator(".took").first).to_be_visible()
+    places = {
+        name: call.locator(f".{name}").first.bounding_box()
+        for name in ("name", "outcome-word", "when", "took")
+    }
+    name, outcome, when, took = (places[each] or {} for each in places)
+    assert when["x"] == name["x"]
+    assert when["y"] == took["y"] > outcome["y"]
+    assert took["x"] + took["width"] == outcome["x"] + outcome["width"]
+    keep(page, "recent-calls-phone")
