@@ -706,6 +706,29 @@ async def test_an_approval_does_not_bind_what_a_default_factory_creates(annotati
     assert await world.outcome({"title": "x", "id": str(uuid4())}) == REQUIRED
 
 
+@dataclass
+class Priced:
+    amount: int = dataclasses.field(default_factory=lambda: 0)
+
+
+class WithMoved(BaseModel):
+    one: Annotated[Priced, BeforeValidator(lambda given: given.get("hidden", given))]
+    some: Annotated[list[Priced], AfterValidator(lambda given: given[::-1])]
+
+
+async def test_an_approval_shows_what_a_validator_takes_from_another_part_of_the_input() -> None:
+    world = World(WithMoved, ApprovalRule())
+    order = {"one": {"hidden": {"amount": 9999}}, "some": [{"amount": 9999}, {}]}
+
+    assert await world.outcome(order) == REQUIRED
+    record = await world.approve()
+    assert record["input"]["order"] == {
+        "one": {"amount": 9999},
+        "some": [{"amount": 0}, {"amount": 9999}],
+    }
+    assert await world.outcome(order) == "ran"
+
+
 async def test_an_approval_shows_what_the_handler_receives() -> None:
     world = World(Annotated[str, StringConstraints(to_lower=True)], ApprovalRule())
 

@@ -224,12 +224,14 @@ class ForeignNames:
         classes: The names by class.
         problems: The reasons why some values have no form.
         has_hidden_names: Whether plain dicts may have other names than in the input schema.
+        moved: The classes whose objects a function may build from another part of the input.
     """
 
     def __init__(self) -> None:
         self.classes: dict[type, ClassNames] = {}
         self.problems: list[str] = []
         self.has_hidden_names = False
+        self.moved: set[type] = set()
         self._mixed: set[type] = set()
 
     def add(self, annotation: Any) -> None:
@@ -251,22 +253,28 @@ class ForeignNames:
 
     def _walk(self, root: Any) -> None:
         # With a stack, because core schemas nest deeply.
-        waiting: list[tuple[Any, Any]] = [(root, None)]
+        waiting: list[tuple[Any, Any, bool]] = [(root, None, False)]
+        found, has_moved_reference = set[type](), False
         while waiting:
-            node, owner = waiting.pop()
+            node, owner, is_moved = waiting.pop()
             if isinstance(node, (list, tuple)):
-                waiting += [(each, owner) for each in cast("list[Any]", node)]
+                waiting += [(each, owner, is_moved) for each in cast("list[Any]", node)]
             if not is_object(node):
                 continue
             kind = node.get("type")
             if not isinstance(kind, str):
                 # Not a schema, but schemas by name; a field may have the name "type".
-                waiting += [(part, owner) for part in node.values()]
+                waiting += [(part, owner, is_moved) for part in node.values()]
                 continue
+            is_moved = is_moved or kind.startswith("function-")
+            has_moved_reference = has_moved_reference or (is_moved and kind == "definition-ref")
             if kind in _NO_FORM:
                 self.problems.append(_NO_FORM[kind])
             if kind in {"model", "dataclass"}:
                 owner = node
+                found.add(node["cls"])
+                if is_moved:
+                    self.moved.add(node["cls"])
             elif kind in {"model-fields", "dataclass-args"}:
                 if owner is not None:
                     self._name(owner, node)
@@ -279,7 +287,9 @@ class ForeignNames:
             elif kind == "lax-or-strict":
                 parts = [("schema", node["lax_schema"])]
             # Defaults and metadata are no schemas.
-            waiting += [(part, owner) for key, part in parts if key in _NESTED]
+            waiting += [(part, owner, is_moved) for key, part in parts if key in _NESTED]
+        if has_moved_reference:
+            self.moved |= found
 
     def _name(self, owner: Any, node: Any) -> None:
         cls: Any = owner["cls"]
@@ -552,6 +562,8 @@ class FormWriter:
                 f"is a {kind.__name__}, which has a field that it does not store", place
             )
         given, defaults = sent if is_object(sent) else None, _fields_of_dataclass(kind)
+        # Unlike a model, a dataclass does not note which of its fields were sent.
+        is_moved = kind in self._names.moved
         fields: list[_Field] = []
         for each in dataclasses.fields(kind):
             names = {each.name} if named is None else named.accepted.get(each.name, {each.name})
@@ -559,7 +571,9 @@ class FormWriter:
                 _Field(
                     each.name if named is None else named.names.get(each.name, each.name),
                     getattr(value, each.name, _ABSENT),
-                    given is None or not names.isdisjoint(given),
+                    given is None
+                    or not names.isdisjoint(given)
+                    or (is_moved and defaults[each.name].is_generated),
                     defaults[each.name],
                 )
             )
