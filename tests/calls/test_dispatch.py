@@ -295,8 +295,9 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
     with ExitStack() as stack:
         world, options = open_broker(broker, request, stack)
         async with (
-            # Only a request that is delivered again has waited so long that its caller must confirm it.
-            worker_processes(world, 2, target=options, options={"heartbeat": 8}),
+            # No request waits so long that its caller must confirm it: while one does, its worker begins the next ones,
+            # which are lost with it.
+            worker_processes(world, 2, target=options, options={"heartbeat": 600}),
             world.connect(**options) as target,
             PendingRequestMap(target) as calls,
         ):
