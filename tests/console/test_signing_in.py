@@ -1,5 +1,7 @@
 """A denied call works after signing in, and the key is never stored."""
 
+from typing import Any
+
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.console.conftest import DESK, PHONE, Eyes, Witness, keep
@@ -221,11 +223,12 @@ def test_a_phone_shows_time_and_duration_of_a_call_below_its_name(eyes: Eyes) ->
     page.get_by_role("link", name="Recent calls").click()
     call = page.locator(".call-tree").first
     expect(call.locator(".took").first).to_be_visible()
-    places = {
-        name: call.locator(f".{name}").first.bounding_box()
+    places: list[Any] = [
+        call.locator(f".{name}").first.bounding_box()
         for name in ("name", "outcome-word", "when", "took")
-    }
-    name, outcome, when, took = (places[each] or {} for each in places)
+    ]
+    assert None not in places, "all are visible"
+    name, outcome, when, took = places
     assert when["x"] == name["x"]
     assert when["y"] == took["y"] > outcome["y"]
     assert took["x"] + took["width"] == outcome["x"] + outcome["width"]
