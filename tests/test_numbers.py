@@ -82,3 +82,14 @@ def test_every_benchmark_names_the_folders_that_it_measures() -> None:
     for folders in measured.MEASURED.values():
         for folder in folders:
             assert any((measured.SOURCE / folder).rglob("*.py")), folder
+
+
+def test_the_page_of_fixed_limits_has_the_constants_of_the_code() -> None:
+    limits = script("fixed_limits")
+    text = limits.PAGE.read_text(encoding="utf-8")
+
+    assert not limits.missing(text)
+    assert limits.filled(text) == text
+    outdated = text.replace("| 64 |", "| 65 |")
+    assert outdated != text
+    assert limits.filled(outdated) == text

@@ -34,19 +34,20 @@ MAX_OPEN = 100
 """The largest number of open requests of one caller, or of the holders of one grant."""
 
 MAX_OPEN_BYTES = 4 * 1024 * 1024
-"""The largest total size of their inputs."""
+"""The largest total size of the inputs of the open requests of one caller or grant."""
 
 MAX_ALL = 1_000
 """The largest number of open requests of all callers."""
 
 MAX_ALL_BYTES = 64 * 1024 * 1024
-"""The largest total size of their inputs."""
+"""The largest total size of the inputs of all open requests."""
 
 MAX_RECORDS = 2_000
 """The number of records from which used ones are removed early."""
 
 PAGE: Final = 50
 MAX_PAGE: Final = 100
+"""The largest number of requests for approval in one page of a list."""
 
 KEPT: Final = 24 * 3600 * 1000
 """Milliseconds for which an answered request stays in the store after it has expired."""

@@ -501,10 +501,10 @@ def _refuse_idle_loops(graph: dict[str, _Edges]) -> None:
 # ------------------------------------------------------------ validators
 
 MAX_SCHEMA_DEPTH = 128
-"""How deep the document itself may nest."""
+"""How deep a schema document may nest."""
 
 MAX_SCHEMA_VALUES = 100_000
-"""How many JSON values the document may hold."""
+"""How many JSON values a schema document may hold."""
 
 _MAX_MESSAGE = 300
 """Characters of a message of the validator, which may quote an invalid value."""

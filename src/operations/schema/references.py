@@ -241,7 +241,7 @@ _HOLDERS = {
 
 
 MAX_SUBSCHEMAS = 8_000
-"""The largest number of schemas in one document. Compiling takes about 20 µs for each."""
+"""The largest number of schemas in one schema document. Compiling takes about 20 µs for each."""
 
 _BASE = "http://schema.invalid/"
 """The base of relative identifiers. The name cannot exist (RFC 2606)."""

@@ -38,8 +38,10 @@ LIFETIME: Final = 600.0
 """Seconds for which the pages of a result are stored."""
 
 MAX_BYTES: Final = 64 << 20
+"""The largest total size of the stored pages, in bytes; the oldest results are removed first."""
+
 MAX_CALLER_BYTES: Final = 32 << 20
-"""Limits in bytes for all stored pages and for those of one caller; the oldest results are removed first."""
+"""The largest total size of the stored pages of one caller, in bytes."""
 
 MIN_PAGE: Final = 1_000
 """The smallest page, in bytes: its cursor and path need some of them."""

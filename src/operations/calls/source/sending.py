@@ -55,8 +55,10 @@ CONNECT_SECONDS = 10.0
 """Seconds that a new call waits for a broker that cannot be reached."""
 
 MAX_WAITING = 1000
+"""The largest number of calls that wait for a broker; further calls fail at once."""
+
 MAX_WAITING_BYTES = 2 * 1024 * 1024
-"""Limits on the number and size of calls that wait for a broker; further calls fail at once."""
+"""The largest total size of these calls, in bytes."""
 
 MAX_ABORTS = 10_000
 """The largest number of unsent abort messages; the workers of further calls stop at the deadline."""

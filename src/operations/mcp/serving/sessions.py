@@ -41,6 +41,8 @@ from operations.io.sse import ALIVE, encoded_event
 logger = logging.getLogger("operations.mcp")
 
 MAX_EVENTS: Final = 256
+"""The largest number of stored events of one session."""
+
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
 """The largest size of the stored events of one session in bytes; the last event is stored even if it is larger."""
 

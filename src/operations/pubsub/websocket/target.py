@@ -35,6 +35,7 @@ from operations.pubsub.base import (
 from operations.pubsub.delivery import deliver, enforce_size
 
 MAX_BYTES = 16 * 1024 * 1024
+"""The default size limit of messages at a client, in bytes."""
 
 MAX_RECEIVED = 4 * 1024 * 1024
 """The default size limit of messages at a server, in bytes; larger messages would block the event loop noticeably."""

@@ -27,7 +27,10 @@ from operations.front.timing import Scope
 from operations.server.http11.exchange import NO_BODY, STATUS_LINES, FlowControl, HTTPExchange
 
 HEAD_SECONDS: Final = 15.0
+"""Seconds for the head of a request to arrive."""
+
 HEAD_BYTES: Final = 64 * 1024
+"""The largest head of a request, in bytes."""
 
 BODY_SECONDS: Final = 60.0
 """Seconds for the body to arrive, also if the application, which has a shorter limit, does not read it."""

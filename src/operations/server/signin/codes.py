@@ -17,6 +17,7 @@ from operations.front.messages import route_path
 from operations.server.signin.identity import bearer_token
 
 CODE_SECONDS = 120.0
+"""Seconds for which a one-use code is valid."""
 
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Without those that look alike."""
