@@ -1,6 +1,7 @@
 """Scripts: their names and types, their calls, their errors, their results."""
 
 import ast
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -313,3 +314,55 @@ async def test_the_stubs_of_a_large_result_fit_the_budget_with_shallow_types() -
     assert "field_5_0" in found
     assert "dict[str, Any]" in found
     assert len(found) <= 300 * 4
+
+
+async def test_neither_a_hidden_subscription_nor_wrong_arguments_reveal_an_operation() -> None:
+    @operation("shop.orders", scopes=["admin"])
+    async def orders(count: int) -> AsyncIterator[int]:
+        """Follow the orders."""
+        yield count
+
+    script = (
+        "found = []\nfor call in ('(count=1)', '(1, 2)', '(count=1, max_items=None)', '(count={1: object})'):\n"
+        "    for name in ('orders', 'refund', 'nothing'):\n"
+        "        try:\n            await eval('shop.' + name + call)\n"
+        "        except CallError as e:\n            found.append(str(e).replace(name, 'X'))\n"
+        "return found"
+    )
+    async with shop(orders) as registry:
+        found = await run(registry, script, BUYER)
+    assert len(found) == 12
+    assert set(found) == {found[2]}
+    assert found[2].startswith("OPERATION_NOT_FOUND")
+
+
+async def test_the_input_of_a_subscription_is_converted_as_for_every_model() -> None:
+    async with shop() as registry:
+        assert await run(registry, "return await eval('shop').ticks(count='2')") == [0, 1]
+
+
+@pytest.mark.parametrize("bound", ["max_items=float('nan')", "seconds=float('nan')", "seconds='x'"])
+async def test_the_bounds_of_a_subscription_must_be_numbers(bound: str) -> None:
+    script = (
+        f"try:\n    return await eval('shop').ticks(count=2, {bound})\n"
+        "except CallError as e:\n    return error_of(e)['code']"
+    )
+    async with shop() as registry:
+        assert await run(registry, script) == ErrorCode.VALIDATION_ERROR
+        for most in ("float('inf')", "10 ** 400", "'5'"):
+            call = f"return await eval('shop').ticks(count=2, max_items={most})"
+            assert await run(registry, call) == [0, 1]
+
+
+async def test_the_fields_of_an_exception_of_the_script_are_its_class_and_message() -> None:
+    script = (
+        "found = []\n"
+        "for error in (ValueError('no such: thing'), KeyError('y'), ValueError('x\\ndetails: {')):\n"
+        "    found.append(error_of(error))\n"
+        "return found"
+    )
+    async with shop() as registry:
+        first, second, third = await run(registry, script)
+    assert first == {"code": "ValueError", "message": "no such: thing", "details": None}
+    assert (second["code"], third["code"]) == ("KeyError", "ValueError")
+    assert third["message"] == "x\ndetails: {"

@@ -16,6 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import islice
+from math import isnan
 from secrets import token_bytes
 from time import time
 from typing import Any, Final, cast
@@ -71,8 +72,13 @@ def error_of(error):
     head, separator, details = text.rpartition("\\ndetails: ")
     if not separator:
         head, details = text, "null"
-    code, _, message = head.partition(": ")
-    return {{"code": code, "message": message, "details": _json.loads(details)}}
+    code, separator, message = head.partition(": ")
+    if separator and isinstance(error, _decimal.DecimalException):
+        try:
+            return {{"code": code, "message": message, "details": _json.loads(details)}}
+        except ValueError:
+            pass
+    return {{"code": type(error).__name__, "message": text, "details": None}}
 """
 
 _MAX_CLAIM: Final = 200
@@ -366,32 +372,37 @@ class Execution:
             return {"return_value": call.result}
 
     async def _made(self, call: ScriptCall) -> Any:
-        operation_id, turn = call.operation_id, call.called
-        spec = self._registry.get_spec(operation_id)
+        spec = self._registry.get_spec(call.operation_id)
         if spec is None or not may_be_scripted(spec):
             raise self._unknown(call)
         call.is_mutation = spec.type is OperationType.MUTATION
+        try:
+            return await self._made_to(spec, call)
+        except CallError as error:
+            # Neither the rejection nor the arguments may reveal that the operation exists.
+            hides = error.code in (ErrorCode.ACCESS_DENIED, ErrorCode.VALIDATION_ERROR)
+            if hides and not may_call(spec, self._context):
+                raise self._unknown(call) from None
+            raise
+
+    async def _made_to(self, spec: OperationSpec, call: ScriptCall) -> Any:
+        operation_id, turn = spec.id, call.called
         given, bounds = parameters_of(spec).input_of(turn.arguments, turn.named)
         if not given and not turn.arguments and not turn.named:
             nothing: JSONObject | None = {} if parameters_of(spec).is_object else None
             given = nothing
         value = to_plain(given, f"The input of {call.operation_id}")
         context = self._context.changed(claim=self._claim(call))
-        if spec.type is OperationType.SUBSCRIPTION:
-            return await self._items(spec, value, bounds, context)
         # As for every caller that is a model, input is converted if no information is lost.
         child = context.child(operation_id).changed(lenient=True)
+        if spec.type is OperationType.SUBSCRIPTION:
+            return await self._items(spec, value, bounds, context, child)
         scope = context.scope
-        try:
-            envelope = await context.nest(
-                self._registry.execute(operation_id, value, child)
-                if scope is None
-                else scope.call(self._registry, operation_id, value, child)
-            )
-        except CallError as error:
-            if error.code == ErrorCode.ACCESS_DENIED and not may_call(spec, context):
-                raise self._unknown(call) from None
-            raise
+        envelope = await context.nest(
+            self._registry.execute(operation_id, value, child)
+            if scope is None
+            else scope.call(self._registry, operation_id, value, child)
+        )
         return _plain_result(envelope.raise_for_error().data)
 
     def _unknown(self, call: ScriptCall) -> CallError:
@@ -400,21 +411,22 @@ class Execution:
         return operation_not_found(name, f"There is no operation {name}: find it with code.search")
 
     async def _items(
-        self, spec: OperationSpec, value: Any, bounds: JSONObject, context: OperationContext
+        self,
+        spec: OperationSpec,
+        value: Any,
+        bounds: JSONObject,
+        context: OperationContext,
+        child: OperationContext,
     ) -> list[Any]:
         """Return the items of a subscription, as many as arrive within its bounds."""
-        most, seconds = (bounds.get(each, BOUNDS[each]) for each in BOUNDS)
-        try:
-            most = min(int(most), int(BOUNDS["max_items"]))
-            seconds = min(float(seconds), BOUNDS["seconds"])
-        except (TypeError, ValueError):
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR, "max_items and seconds must be numbers", begun=False
-            ) from None
+        most, seconds = (_bounded(bounds.get(each, BOUNDS[each]), BOUNDS[each]) for each in BOUNDS)
+        most = int(most)
 
         async def collect() -> list[Any]:
             items: list[Any] = []
-            stream = context.env.subscribe(spec.id, value)
+            stream = self._registry.subscribe(spec.id, value, child)
+            # Aborted with this call.
+            context.hold(stream)
             with suppress(TimeoutError, StopAsyncIteration):
                 async with asyncio.timeout(seconds):
                     while len(items) < most:
@@ -518,6 +530,21 @@ def _seconds(value: Any) -> float:
         return max(0.0, float(value))
     except (TypeError, ValueError, OverflowError):
         return 0.0
+
+
+def _bounded(value: Any, most: float) -> float:
+    """Return a bound of a subscription, at most the largest.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if it is not a number.
+    """
+    with suppress(TypeError, ValueError):
+        number = value if isinstance(value, int) else float(value)
+        # A NaN would disorder the timers of the event loop.
+        if not isnan(min(number, most)):
+            return min(number, most)
+    message = "max_items and seconds must be numbers"
+    raise CallError(ErrorCode.VALIDATION_ERROR, message, begun=False)
 
 
 def _plain_result(data: Any) -> Any:
