@@ -366,3 +366,24 @@ async def test_the_fields_of_an_exception_of_the_script_are_its_class_and_messag
     assert first == {"code": "ValueError", "message": "no such: thing", "details": None}
     assert (second["code"], third["code"]) == ("KeyError", "ValueError")
     assert third["message"] == "x\ndetails: {"
+
+
+@pytest.mark.parametrize(("count", "depth"), [(4, 40), (30, 8), (90, 2), (2_000, 1)])
+async def test_large_unions_do_not_break_the_check(count: int, depth: int) -> None:
+    document: Any = {"type": "integer"}
+    for level in range(depth):
+        options = [
+            {"type": "object", "properties": {f"p{level}_{number}": {"type": "integer"}}}
+            for number in range(count)
+        ]
+        document = {"anyOf": [{"type": "array", "items": document}, *options]}
+    schema = from_schema({"type": "object", "properties": {"value": document}})
+    spec = OperationSpec(
+        namespace="big", name="union", version="1", type=OperationType.QUERY, input_schema=schema, output_schema=schema
+    )  # fmt: skip
+
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return {"value": 1}
+
+    async with shop(Operation(spec, handler, output="off")) as registry:
+        assert await run(registry, "return (await big.union(value=[]))['value']") == 1

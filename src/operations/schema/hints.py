@@ -26,6 +26,9 @@ _SIMPLE: Final = {
 _MAX_NESTING: Final = 32
 """The largest nesting of an annotation; Python's parser fails at about 100."""
 
+_MEMBERS: Final = 3
+"""Members of a union in stubs that count as one level of nesting."""
+
 _MAX_LITERAL: Final = 1 << 64
 
 
@@ -106,6 +109,9 @@ class TypeHints:
             finally:
                 self._left += 1
         if members := outline.members:
+            if self._brief:
+                # `A | B | C` is nested as well, and the checker of scripts rejects deep source.
+                nesting += len(members) // _MEMBERS
             return _union(
                 self.annotation(member, f"{hint}{number}", home, nesting)
                 for number, member in enumerate(members, 1)
