@@ -1,6 +1,7 @@
 """Scripts: their names and types, their calls, their errors, their results."""
 
 import ast
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.code_mode.shop import BUYER, GUEST, OPERATOR, Meeting, run, shop
 from operations import (
     CallError,
     ErrorCode,
+    ErrorDefinition,
     Operation,
     OperationContext,
     OperationSpec,
@@ -107,6 +109,7 @@ async def test_an_exception_of_the_script_is_an_error_with_its_trace() -> None:
         ("shop.items(limit=1)[0]", 1, "await"),
         ("await shop.items(kind='pencil')", 1, "pen"),
         ("await shopp.items()", 1, 'Did you mean "shop"?'),
+        ("shop = await shop.items()", 1, "choose another name"),
     ],
 )
 async def test_a_script_is_checked_before_its_first_call(
@@ -387,3 +390,35 @@ async def test_large_unions_do_not_break_the_check(count: int, depth: int) -> No
 
     async with shop(Operation(spec, handler, output="off")) as registry:
         assert await run(registry, "return (await big.union(value=[]))['value']") == 1
+
+
+async def test_a_rejected_import_is_the_only_error_of_a_script_that_returns() -> None:
+    error = await refused("import heapq\nreturn 1")
+    assert [each["line"] for each in error.details["diagnostics"]] == [1]
+
+
+async def test_errors_with_the_names_of_types_do_not_change_the_stubs() -> None:
+    codes = ("TYPED_DICT", "NOT_REQUIRED", "ERROR_FIELDS", "LITERAL", "ANY", "SHOP_OPERATIONS")
+
+    @operation("shop.fail", errors=[ErrorDefinition(code, "It fails.") for code in codes])
+    async def fail(code: str) -> None:
+        """Fail."""
+        raise CallError(code, "failed")
+
+    async with shop(fail) as registry:
+        found = (await registry.execute("code.search", {"query": "fail"}, OPERATOR)).data["stubs"]
+        classes = re.findall(r'class (\w+)\(CallError\): "(\w+)"', found)
+        assert {code for _, code in classes} >= set(codes)
+        for name, code in classes:
+            call = f"    await eval('shop').fail(code={code!r})"
+            script = f"try:\n{call}\nexcept {name} as e:\n    return error_of(e)['code']"
+            assert await run(registry, script) == code
+        names = " ".join(name for name, _ in classes)
+        # The types of other operations are checked as without these errors.
+        with pytest.raises(CallError) as caught:
+            await run(registry, f"# {names}\nreturn (await shop.items(limit='a'))[0]['nme']")
+        assert "`int`" in str(caught.value)
+        assert '"name"' in str(caught.value)
+        with pytest.raises(CallError) as caught:
+            await run(registry, f"# {names.split()[0]}\nawait shop.itmes()")
+        assert 'Did you mean "items"?' in str(caught.value)

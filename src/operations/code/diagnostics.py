@@ -10,6 +10,7 @@ from operations.base.json.values import object_of
 from operations.base.text import suggestion
 from operations.base.types import JSONObject
 from operations.code.names import Names
+from operations.code.stubs import group_name
 from operations.contract.specs import OperationSpec
 
 MAX_DIAGNOSTICS: Final = 20
@@ -19,6 +20,7 @@ _MAX_MESSAGE: Final = 500
 
 _NO_ATTRIBUTE = re.compile(r"type `(\w+)` has no attribute `(\w+)`")
 _NO_NAME = re.compile(r"Name `(\w+)` used when not defined")
+_REASSIGNED = re.compile(r"is not assignable to `(\w+)`")
 _NO_MODULE = re.compile(r"[Cc]annot resolve imported module `([\w.]+)`")
 
 
@@ -86,15 +88,17 @@ def _hint(message: str, names: Names, visible: list[OperationSpec]) -> str | Non
         if found[1] in names.operations:
             return f"{found[1]} is defined already: remove the import."
         return "The sandbox has only some modules of the standard library, and no packages."
+    if (found := _REASSIGNED.search(message)) and (name := _namespace_of(found[1], names)):
+        return f"{name} has the operations {name}.*: choose another name for the variable."
     if "is not awaitable" in message or "Coroutine" in message or "CoroutineType" in message:
         return "Calls return coroutines: write await before the call."
     return None
 
 
 def _namespace_of(class_: str, names: Names) -> str | None:
-    for namespace in names.operations:
-        if class_.lower().startswith(namespace.replace("_", "").lower()) and class_.endswith(
-            "Operations"
-        ):
-            return namespace
-    return None
+    """Return the namespace whose class in the stubs has this name."""
+    # A number follows if another class has the name.
+    plain = class_.rstrip("0123456789")
+    found = (each for each in names.operations if class_ == group_name(each))
+    near = (each for each in names.operations if plain == group_name(each))
+    return next(found, None) or next(near, None)

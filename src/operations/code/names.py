@@ -27,6 +27,9 @@ BASE_ERROR: Final = "CallError"
 
 HELPERS: Final = frozenset({BASE_ERROR, "error_of", "arguments"})
 
+TYPES: Final = frozenset({"Any", "ErrorFields", "Literal", "NotRequired", "TypedDict"})
+"""The names with which stubs write types: a class of this name would change the types of other operations."""
+
 _MODULES: Final = frozenset(
     {
         *(
@@ -72,7 +75,7 @@ _MODULES: Final = frozenset(
 )
 """Modules that scripts import: a namespace of this name would hide them."""
 
-_TAKEN: Final = frozenset({*dir(builtins), *_MODULES, *HELPERS, "Any", "Literal"})
+_TAKEN: Final = frozenset({*dir(builtins), *_MODULES, *HELPERS, *TYPES})
 
 BOUNDS: Final = {"max_items": 100, "seconds": 10.0}
 """The parameters of a subscription in a script, with their largest values."""

@@ -276,9 +276,8 @@ class Session:
         try:
             return await self._drive(lambda: feed(unchecked=not checks), checks=checks)
         except RejectedError as error:
-            left = [each for each in error.findings if each.get("message") != _ACCEPTED]
-            if left:
-                raise RejectedError(left) from None
+            if any(each.get("message") != _ACCEPTED for each in error.findings):
+                raise
         return await self._drive(lambda: feed(unchecked=True))
 
     async def answer(self, value: Any) -> Turn:
@@ -320,7 +319,9 @@ class Session:
             async with asyncio.timeout(self._seconds + _CHECK_SECONDS if checks else None):
                 snapshot = await asyncio.shield(turn)
         except monty.MontyTypingError as error:
-            raise RejectedError(_findings(error.display())) from None
+            found = _findings(error.display())
+            left = [each for each in found if each.get("message") != _ACCEPTED]
+            raise RejectedError(left or found) from None
         except monty.MontyCrashedError as error:
             raise CrashedError(str(error), timed_out=error.timed_out) from None
         except TimeoutError:

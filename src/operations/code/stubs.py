@@ -9,7 +9,7 @@ from typing import Final
 
 from operations.base.errors import SchemaError
 from operations.base.text import first_sentence, printable
-from operations.code.names import BASE_ERROR, BOUNDS, Names, Parameters, parameters_of
+from operations.code.names import BASE_ERROR, BOUNDS, TYPES, Names, Parameters, parameters_of
 from operations.contract.specs import OperationSpec, OperationType
 from operations.schema.hints import TypeHints, class_name, literal, quoted
 from operations.schema.outline import Outline
@@ -33,9 +33,7 @@ def error_of(error: BaseException) -> ErrorFields:
 
 _BUILTINS: Final = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
 
-_RESERVED: Final = frozenset(
-    {"Any", "Literal", "NotRequired", "TypedDict", "builtins", "ErrorFields", BASE_ERROR}
-)
+_RESERVED: Final = TYPES | {"builtins", BASE_ERROR}
 
 _MAX_LINE: Final = 120
 """The largest number of characters of the description of an operation."""
@@ -94,12 +92,17 @@ class Stubs:
         lines = [_error_class(self._names, code) for code in self._codes]
         lines += self._types.classes
         for namespace, methods in self._methods.items():
-            group = self._types.free(f"{class_name(namespace)}Operations")
+            group = self._types.free(group_name(namespace))
             lines.append(f"class {group}:")
             lines += [] if methods else ["    ..."]
             lines += [f"    {line}" for method in methods for line in method.split("\n")]
             lines.append(f"{namespace}: {group}")
         return "\n".join(lines) + "\n"
+
+
+def group_name(namespace: str) -> str:
+    """Return the preferred name of the class of a namespace."""
+    return f"{class_name(namespace)}Operations"
 
 
 def _error_class(names: Names, code: str) -> str:
