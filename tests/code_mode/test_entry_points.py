@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mcp import Client
-from tests.code_mode.shop import BUYER, GUEST, OPERATOR, run, shop
+from tests.code_mode.shop import BUYER, GUEST, OPERATOR, items, order, run, shop
 from tests.limits import time_limit
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
@@ -184,21 +184,19 @@ def test_a_script_with_errors_is_not_saved(folder: Path) -> None:
 
 
 async def test_a_saved_script_has_no_authority_and_cannot_be_run_by_a_script() -> None:
-    order = SavedScript(id="saved.order", script="return await shop.order(item=arguments['item'])")
-    nested = "try:\n    await saved.order(item=1)\nexcept CallError as e:\n    return error_of(e)['details']"
-    registry = shop()
-    registry.register_all(_Saved(Code(registry, saved=[order])))
+    saved = SavedScript(id="saved.order", script="return await shop.order(item=arguments['item'])")
+    nested = "try:\n    await eval('saved').order(item=1)\nexcept CallError as e:\n    return error_of(e)['details']"
+    registry = OperationRegistry([items, order])
+    registry.register_all(Code(registry, saved=[saved]))
     async with registry:
         assert (await registry.execute("saved.order", {"item": 3}, BUYER)).data == {"ordered": 3}
         with pytest.raises(CallError) as caught:
             await registry.execute("saved.order", {"item": 3}, GUEST)
         assert caught.value.code == "SCRIPT_REJECTED"
         assert await run(registry, nested) == {"limit": "scripts"}
-
-
-class _Saved(list[Any]):
-    """Only the saved scripts of a code mode."""
-
-    def __init__(self, code: Code) -> None:
-        super().__init__(each for each in code if each.spec.namespace != "code")
-        self.aclose = code.aclose
+        # Scripts that cannot call it do not find it, and are rejected before their first call.
+        found = await registry.execute("code.search", {"query": "saved order"}, BUYER)
+        assert "saved" not in str(found.data)
+        with pytest.raises(CallError) as caught:
+            await run(registry, "await shop.items()\nawait saved.order(item=1)")
+        assert caught.value.code == "SCRIPT_REJECTED"

@@ -138,7 +138,9 @@ class Code:
         self.limits = limits or CodeLimits()
         self._registry, self._checks = registry, checks
         self._names = NameTable(registry)
-        self._gateway = Gateway(registry, shows=_shows, describes=_shows)
+        saved = tuple(saved)
+        self._scripts = frozenset(each.id for each in saved)
+        self._gateway = Gateway(registry, shows=self._shows, describes=self._shows)
         self._sandbox = Sandbox(self.limits.processes)
         self._slots = Bulkhead("scripts", self.limits.processes, patience=self.limits.wall)
         self._running = Counter[str]()
@@ -312,11 +314,16 @@ class Code:
 
     # ------------------------------------------------------------ parts
 
+    def _shows(self, spec: OperationSpec, context: OperationContext) -> bool:
+        """Return whether a caller may call an operation in a script; a script cannot run scripts."""
+        is_script = spec.namespace == NAMESPACE or spec.id in self._scripts
+        return not is_script and may_be_scripted(spec) and may_call(spec, context)
+
     def _visible(self, context: OperationContext) -> Iterator[OperationSpec]:
         return (
             spec
             for spec in self._registry.specs()
-            if _shows(spec, context) and is_describable(spec)
+            if self._shows(spec, context) and is_describable(spec)
         )
 
     def _source(self, script: str, context: OperationContext) -> str:
@@ -347,7 +354,11 @@ class Code:
     def _sees(self, operation_id: str, context: OperationContext) -> OperationSpec | None:
         """Return an operation if the caller may call it in a script."""
         spec = self._registry.get_spec(operation_id)
-        return spec if spec is not None and _shows(spec, context) and is_describable(spec) else None
+        return (
+            spec
+            if spec is not None and self._shows(spec, context) and is_describable(spec)
+            else None
+        )
 
     @asynccontextmanager
     async def _place(self, context: OperationContext) -> AsyncGenerator[None]:
@@ -384,10 +395,6 @@ def _fitting(names: Names, spec: OperationSpec, room: int) -> str:
         if len(found) <= room:
             break
     return found
-
-
-def _shows(spec: OperationSpec, context: OperationContext) -> bool:
-    return spec.namespace != NAMESPACE and may_be_scripted(spec) and may_call(spec, context)
 
 
 def _rejected(found: list[Diagnostic]) -> CallError:
