@@ -903,6 +903,7 @@ def test_a_ledger_that_began_on_a_full_disk_can_be_used_afterwards(tmp_path: Pat
             "each process needs a file",
         ),
         ('[state]\nbroker = "main"', "not a broker of this file"),
+        ('[state]\nkey = { env = "K" }', "needs url or broker"),
     ],
 )
 def test_several_processes_need_a_store_that_they_share(

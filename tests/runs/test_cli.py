@@ -215,6 +215,30 @@ def test_a_wrong_table_is_reported(operations: CommandLine, folder: Path, table:
     assert "runs." in message
 
 
+def test_the_key_of_the_state_also_encrypts_runs(
+    operations: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FILE.replace(
+        "[runs]", '[state]\nkey = { env = "STATE" }\nurl = "sqlite:state.db"\n[runs]'
+    )
+    (folder / "operations.toml").write_text(text)
+    monkeypatch.setenv("STATE", "a key of at least thirty-two bytes")
+
+    code, run_id = operations("call", "job.add", "a=987654321", "b=2", "--detach")
+    assert code == 0, run_id
+    assert operations.json("runs", "show", run_id)["id"] == run_id
+    stored = b"".join(path.read_bytes() for path in folder.glob("runs.db*"))
+    assert run_id.encode() in stored
+    assert b"987654321" not in stored
+
+    monkeypatch.setenv("STATE", "another key of at least thirty-two bytes")
+    code, message = operations("approvals", "list")
+    assert code != 0
+    assert "another key" in message
+    monkeypatch.delenv("STATE")
+    assert "STATE" in operations("runs", "list")[1]
+
+
 def test_a_hub_whose_journal_cannot_be_written_is_degraded(folder: Path) -> None:
     async def check() -> Any:
         async with open_hub(load_config(folder / "operations.toml"), works=True) as hub:

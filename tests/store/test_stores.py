@@ -32,11 +32,21 @@ async def address(kind: str, folder: Path) -> AsyncGenerator[str]:
         yield server.url
 
 
-@pytest.fixture(params=["memory", *SHARED])
+KEY = b"a key of at least thirty-two bytes"
+
+
+@pytest.fixture(params=["memory", *SHARED, "sealed"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[list[Store]]:
     """Two openings of one store."""
     if request.param == "memory":
         yield [Store()] * 2
+        return
+    if request.param == "sealed":
+        url = f"sqlite:{tmp_path / 'state.db'}"
+        async with open_store(url) as one, open_store(url) as other:
+            for store in (one, other):
+                store.seal(KEY)
+            yield [one, other]
         return
     async with (
         address(request.param, tmp_path) as url,
@@ -65,6 +75,28 @@ async def test_values_change_by_compare_and_set(stores: list[Store]) -> None:
     assert await other.get("a.x") is None
     assert await other.items("a") == {"a.y": b"5"}
     assert await other.swap("a.x", None, b"7")
+
+
+async def test_a_sealed_store_shows_nothing_and_opens_with_its_key_only(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    async with open_store(f"sqlite:{file}") as sealed, open_store(f"sqlite:{file}") as plain:
+        sealed.seal(KEY)
+        assert await sealed.swap("a.x", None, b"SECRET")
+        stored = await plain.get("a.x")
+        assert stored is not None
+        assert await plain.swap("a.y", None, stored)
+        assert await plain.swap("a.z", None, b"not encrypted")
+
+        assert b"SECRET" not in file.read_bytes()
+        assert await sealed.get("a.x") == b"SECRET"
+        for moved in ("a.y", "a.z"):
+            with pytest.raises(StoreError):
+                await sealed.get(moved)
+        with pytest.raises(ValueError, match="at least 32 bytes"):
+            plain.seal(b"short")
+        plain.seal(bytes(32))
+        with pytest.raises(StoreError):
+            await plain.get("a.x")
 
 
 async def test_concurrent_changes_are_all_kept(stores: list[Store]) -> None:

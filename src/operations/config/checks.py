@@ -285,6 +285,8 @@ def _stores(config: model.Config) -> Found:
         yield ("serve", "mcp", "disclosure"), "needs the table [code]."
     if state.broker is not None and state.url is not None:
         yield ("state", "url"), "cannot be used together with broker."
+    if state.key is not None and not state.is_shared:
+        yield ("state", "key"), "needs url or broker: without them, nothing is stored."
 
 
 def _keeps_runs(url: str | None) -> bool:

@@ -246,8 +246,11 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
             store = await stack.enter_async_context(opening)
         else:
             return Store()
-        # Report a store that cannot be written before the first call.
+        if entry.key is not None:
+            store.seal(file.secret(entry.key).encode())
+        # Report a store that cannot be written, or has another key, before the first call.
         await store.swap("store.opened", None, b"1")
+        await store.get("store.opened")
     except (OperationsError, ValueError) as error:
         key = "state.url" if entry.broker is None else "state.broker"
         reason = (isinstance(error, StoreError) and error.__cause__) or error
@@ -300,11 +303,12 @@ def runs_of(
         unknown=entry.keep_failed,
         unanswered=entry.keep_unanswered,
     )
+    key = file.config.state.key if entry.key is None else entry.key
     try:
         return Runs(
             url,
             password=password,
-            key=None if entry.key is None else file.secret(entry.key),
+            key=None if key is None else file.secret(key),
             limits=limits,
             retention=retention,
             lease=entry.lease,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from importlib import import_module
 from math import inf
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -100,6 +101,18 @@ class Store:
         self._failures = LogThrottle()
         self._checked_at = -inf
         self._is_writable = True
+
+    def seal(self, key: bytes) -> None:
+        """Encrypt all values from now on; what is stored already must have been encrypted with this key.
+
+        Args:
+            key: At least 32 random bytes.
+
+        Raises:
+            ValueError: If the key is too short.
+            MissingExtraError: If the extra `jwt` is not installed.
+        """
+        self._values = import_module("operations.store.sealing").SealedValues(self._values, key)
 
     def wake(self, *_: Any, **__: Any) -> None:
         """Wake the tasks of this process that wait for a change."""
