@@ -586,7 +586,7 @@ async def test_copies_that_find_no_worker_do_not_count_as_sent(
     monkeypatch: pytest.MonkeyPatch, reports: bool
 ) -> None:
     """Otherwise, after an outage, a call could not be sent to another worker any more."""
-    monkeypatch.setattr("operations.calls.source.sending._RETRY", 0.001)
+    monkeypatch.setattr("operations.calls.source.redirects._RETRY", 0.001)
     attempts, delivered = 2 * MAX_SENDS, list[bytes]()
 
     class Absent(MemoryTarget):

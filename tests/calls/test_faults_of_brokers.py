@@ -606,8 +606,8 @@ async def test_f28_a_worker_that_has_started_can_be_called_at_once(
         for hundred in range(5):
             async with AsyncExitStack() as stack:
                 for number in range(100):
-                    calls.group = f"g{hundred}-{number}"
-                    await stack.enter_async_context(serve_calls(registry, other, group=calls.group))
+                    group = calls._outbox.group = f"g{hundred}-{number}"
+                    await stack.enter_async_context(serve_calls(registry, other, group=group))
                     try:
                         await calls.call("math.add", {"a": 1, "b": 2}, timeout=20)
                     except CallError:

@@ -10,7 +10,7 @@ A call ends with its client, except in a session of MCP 2025, whose client may r
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, make_dataclass
@@ -183,8 +183,8 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
 
 
 @asynccontextmanager
-async def measured(what: str, times: Times, registry: OperationRegistry) -> AsyncGenerator[None]:
-    """Fail the test if the block holds the event loop too long, or leaves work behind."""
+async def measured(times: Times, registry: OperationRegistry) -> AsyncGenerator[None]:
+    """Measure what the block and the work that it leaves behind take."""
     asyncio.get_running_loop().set_default_executor(times.threads)
     running, has_ended = set[str](), asyncio.Event()
 
@@ -196,7 +196,6 @@ async def measured(what: str, times: Times, registry: OperationRegistry) -> Asyn
             has_ended.set()
 
     gc.collect()
-    before = slowness()
     times.loop = times.check = times.late = 0
     stop, task = registry.observe(note), asyncio.create_task(times.tick())
     await asyncio.sleep(0)
@@ -216,10 +215,25 @@ async def measured(what: str, times: Times, registry: OperationRegistry) -> Asyn
         gc.enable()
         task.cancel()
         stop()
-    factor = max(1.0, before, slowness())
-    assert times.loop < LOOP * factor, f"{what}: {times.loop:.3f} s of the event loop"
-    assert times.check < CHECK * factor, f"{what}: {times.check:.3f} s of a native check"
-    assert times.late == 0, f"{what}: {times.late} steps after its end"
+
+
+async def enforce_free_loop(
+    what: str, times: Times, registry: OperationRegistry, act: Callable[[], Awaitable[None]]
+) -> None:
+    """Fail the test if `act` holds the event loop too long, or leaves work behind.
+
+    What it takes is the shortest of three times: other processes on the machine disturb caches, and so processor time.
+    """
+    for attempt in range(3):
+        before = slowness()
+        async with measured(times, registry):
+            await act()
+        factor = max(1.0, before, slowness())
+        assert times.late == 0, f"{what}: {times.late} steps after its end"
+        if times.loop < LOOP * factor and times.check < CHECK * factor:
+            return
+        found = f"{times.loop:.3f} s of the event loop, {times.check:.3f} s of a native check"
+        assert attempt < 2, f"{what}: {found}"
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
@@ -231,10 +245,13 @@ async def test_no_input_holds_the_event_loop_of_an_entry_point(name: str, times:
             # The first call compiles the schema.
             with suppress(Failed):
                 await call(world, operation, {"rows": []}, "alice")
-            async with measured(f"{name}, {operation}", times, world.registry):
+
+            async def act(operation: str = operation, value: Any = value) -> None:
                 with suppress(Failed, TimeoutError):
                     async with asyncio.timeout(0.5):
                         assert await call(world, operation, value, "alice") == "ran"
+
+            await enforce_free_loop(f"{name}, {operation}", times, world.registry, act)
 
 
 @dataclass
@@ -303,10 +320,13 @@ async def test_no_input_that_rules_read_holds_the_event_loop(
     context = OperationContext(identity=identity)
     small: Any = {"rows": []}
     for each in (small, value):
-        async with measured(name, times, registry):
+
+        async def act(each: Any = each) -> None:
             with suppress(CallError, TimeoutError):
                 async with asyncio.timeout(2):
                     await registry.execute("task.pay", each, context)
+
+        await enforce_free_loop(name, times, registry, act)
 
 
 RESULTS: dict[str, tuple[Any, Any]] = {
@@ -376,7 +396,8 @@ async def test_no_result_of_a_source_holds_the_event_loop(name: str, times: Time
         for spec in sorted(registry.specs(), key=lambda each: each.id):
             operation, is_stream = spec.id, spec.type == OperationType.SUBSCRIPTION
             for _ in range(2):
-                async with measured(f"{name}, {operation}", times, registry):
+
+                async def act(operation: str = operation, is_stream: bool = is_stream) -> None:
                     with suppress(CallError, TimeoutError):
                         async with asyncio.timeout(0.5):
                             if is_stream:
@@ -384,3 +405,5 @@ async def test_no_result_of_a_source_holds_the_event_loop(name: str, times: Time
                             else:
                                 found = [await registry.execute(operation, {})]
                             assert found[0].data is not None
+
+                await enforce_free_loop(f"{name}, {operation}", times, registry, act)

@@ -166,8 +166,7 @@ class Unreadable:
 
 
 def agent(issuer: Unreadable) -> OperationContext:
-    grant = Grant(blocks=(), keys=("1",))
-    grant.issued_by(issuer)
+    grant = Grant(blocks=(), keys=("1",)).issued_by(issuer)
     return OperationContext(identity=Identity("ada", ["shop"], acting=("bot",), grant=grant))
 
 

@@ -22,7 +22,7 @@ from operations import (
     OperationRegistry,
     operation,
 )
-from operations.contract.grant import Block, Grant
+from operations.contract.grant import Block, Grant, Issuer
 from operations.runs import Limits, Run, Runs, RunState, RunStatus
 
 OPERATOR = OperationContext(trusted=True)
@@ -311,9 +311,11 @@ async def test_many_starts_with_one_key_at_the_same_time_are_one_run(
     assert effects.made == [3]
 
 
-def granted(block_id: str) -> OperationContext:
+def granted(block_id: str, issuer: Issuer | None = None) -> OperationContext:
     block = Block(id=block_id, holder="agent", operations=("shop.*",))
     grant = Grant(blocks=(block,), keys=(f"key of {block_id}",))
+    if issuer is not None:
+        grant = grant.issued_by(issuer)
     return OperationContext(identity=Identity("ada", ["shop"], acting=("agent",), grant=grant))
 
 
@@ -681,12 +683,7 @@ async def test_a_revoked_grant_continues_nothing(
 ) -> None:
     """r"""
     issuer = RevokingIssuer()
-    context = granted("1")
-    identity = context.identity
-    assert identity is not None
-    assert identity.grant is not None
-    identity.grant.issued_by(issuer)
-    run, root = await interrupted(registries, effects, context)
+    run, root = await interrupted(registries, effects, granted("1", issuer))
 
     issuer.revoked = revoked
     registry = registries(root, effects.charge, grants=issuer)
@@ -700,11 +697,7 @@ async def test_a_grant_continues_nothing_where_its_revocation_cannot_be_checked(
     registries: OpenRegistry, effects: Effects, knows: bool
 ) -> None:
     issuer = RevokingIssuer()
-    context = granted("1")
-    assert context.identity is not None
-    assert context.identity.grant is not None
-    context.identity.grant.issued_by(issuer)
-    run, root = await interrupted(registries, effects, context)
+    run, root = await interrupted(registries, effects, granted("1", issuer))
 
     registry = registries(root, effects.charge, grants=issuer if knows else None)
 

@@ -91,8 +91,6 @@ class JobRunner:
             limits = replace(limits, calls=calls, calls_per_caller=calls)
             self._front.configure(limits, timeout=self._front.timeout)
 
-    # ---------------------------------------------------------------------------------------- running
-
     def _start(self, job: Job) -> bool:
         """Run a job in its own task; return False if it has already ended."""
         now = self._loop.time()

@@ -88,6 +88,9 @@ class Outbox:
         credential: A token for the workers' resolver, sent with every call that has none.
         delegate: Returns a token on behalf of the caller of each call, instead of `credential`.
         send_identity: Whether to put the caller's identity into requests; by default on trusted targets only.
+
+    Attributes:
+        group: The worker group of further requests.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Outbox:
         send_identity: bool | None,
     ) -> None:
         self._target = target
-        self._group = group
+        self.group = group
         self._mailbox = mailbox
         self._open = open_calls
         self._workers = workers
@@ -253,7 +256,7 @@ class Outbox:
         try:
             try:
                 call.receipt = await target.enqueue(
-                    self._group,
+                    self.group,
                     body,
                     key=key,
                     reply_to=self._mailbox,
@@ -352,7 +355,7 @@ class Outbox:
                 event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
                 await self.post(call.worker or self._workers_address, encode_event(event))
                 if call.receipt and not call.is_claimed:
-                    await quietly(self._target.withdraw(self._group, call.receipt))
+                    await quietly(self._target.withdraw(self.group, call.receipt))
         finally:
             self._is_aborting = False
 
