@@ -18,6 +18,7 @@ from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -721,7 +722,8 @@ def _check(db: Connection) -> None:
         "INSERT INTO meta (name, value) VALUES ('checked', ?)"
         " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
     )
-    db.count(sql, str(db.now()))
+    # Another value each time: SQLite does not write a page that stays as it is.
+    db.count(sql, token_hex(8))
 
 
 def _encoded(value: Any, what: str, most: int) -> bytes:
