@@ -217,11 +217,14 @@ class PostgresServer(Broker):
                 ],
                 user=self._user, cwd=self.folder, check=True, capture_output=True,
             )  # fmt: skip
+        self._begin()
+        self.wait()
+
+    def _begin(self) -> None:
         self.process = subprocess.Popen(
             self.command(), user=self._user, cwd=self.folder,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self.wait()
 
     def wait(self, seconds: float = 60) -> None:
         """Return when the server accepts connections."""
@@ -232,6 +235,9 @@ class PostgresServer(Broker):
             except psycopg.OperationalError:
                 if time.monotonic() > end:
                     raise
+                if self.process is not None and self.process.poll() is not None:
+                    # Processes of a server that was killed may still hold its memory.
+                    self._begin()
                 time.sleep(0.01)
             else:
                 return

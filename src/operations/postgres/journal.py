@@ -3,7 +3,8 @@
     begin: BEGIN and the clock of the server, in one exchange
     commit: the news for other processes and COMMIT, in one exchange
 
-Rule 1: a commit is never repeated without asking the server: a connection may end while it commits.
+Rule 1: a commit is never repeated without asking the server: a connection may end while it commits. The answer holds
+        only if the server has not crashed since, because it then gives numbers of lost transactions to others.
 Rule 2: times and leases are those of the server, so that the clocks of the machines do not matter.
 Rule 3: a process that is stopped within a transaction keeps no lock for long.
 """
@@ -52,6 +53,14 @@ _SETTINGS: Final = (
     "SELECT current_schema()"
 )
 
+# The server empties this table when it crashes, and a replica does not have its row, which names the time between.
+_EPOCH: Final = b"SELECT id::text FROM operations_epoch"
+_MAKE_EPOCH: Final = b"""
+    SELECT pg_advisory_xact_lock(hashtextextended('operations epoch', 0));
+    CREATE UNLOGGED TABLE IF NOT EXISTS operations_epoch (one BOOLEAN PRIMARY KEY, id UUID NOT NULL);
+    INSERT INTO operations_epoch VALUES (true, gen_random_uuid()) ON CONFLICT DO NOTHING
+"""
+
 
 class CommitUnknownError(TransportError):
     """The connection ended during a commit, and the server cannot be asked whether it has happened."""
@@ -65,9 +74,10 @@ def _converted(sql: str) -> bytes:
 class PostgresConnection:
     """A connection to the server, for one thread."""
 
-    def __init__(self, database: "PostgresDatabase") -> None:
+    def __init__(self, database: "PostgresDatabase", *, writes: bool = True) -> None:
         self._database = database
         self._connection = database.open()
+        self._epoch = _begin_epoch(self._connection) if writes else None
         self._is_listening = False
         self._now = 0
         self._transaction: str | None = None
@@ -142,17 +152,27 @@ class PostgresConnection:
         """Ask the server, as soon as it can be reached, whether a transaction was committed."""
         ends = time.monotonic() + _OUTCOME_SECONDS
         while True:
-            with suppress(psycopg.Error, OSError):
-                with self._database.open() as connection:
-                    sql = "SELECT pg_xact_status(%s::text::xid8)"
-                    row = connection.execute(sql, (transaction,)).fetchone()
-                status = None if row is None else row[0]
-                if status in ("committed", "aborted"):
-                    logger.warning("a connection ended in a commit, which was %s", status)
-                    return bool(status == "committed")
-            if time.monotonic() > ends:
+            status = None
+            with suppress(psycopg.Error, OSError), self._database.open() as connection:
+                status = self._status(connection, transaction)
+            if status in ("committed", "aborted"):
+                logger.warning("a connection ended in a commit, which was %s", status)
+                return bool(status == "committed")
+            if status == "reused" or time.monotonic() > ends:
                 raise CommitUnknownError("a commit may have happened or not") from error
             time.sleep(0.05)
+
+    def _status(self, connection: "psycopg.Connection[Any]", transaction: str) -> str | None:
+        """Return the status of a transaction; `reused` if another one may have got its number since a crash."""
+        has_crashed = self._epoch is None or _epoch(connection) != self._epoch
+        try:
+            sql = "SELECT pg_xact_status(%s::text::xid8)"
+            row = connection.execute(sql, (transaction,)).fetchone()
+        except psycopg.errors.InvalidParameterValue:
+            # The server has not yet begun a transaction with this number, so the one that had it is lost.
+            return "aborted"
+        status = None if row is None else row[0]
+        return "reused" if has_crashed and status == "committed" else status
 
     def rollback(self) -> None:
         """Undo the transaction."""
@@ -215,7 +235,7 @@ class PostgresDatabase:
 
     def connect(self, *, writes: bool = True) -> PostgresConnection:
         """Open a connection for the current thread."""
-        return PostgresConnection(self)
+        return PostgresConnection(self, writes=writes)
 
     def open(self) -> "psycopg.Connection[Any]":
         """Open a connection of the driver."""
@@ -244,3 +264,25 @@ class PostgresDatabase:
 
     def committed(self) -> None:
         """Do nothing. Called after each commit that writes; tests kill the process here."""
+
+
+def _begin_epoch(connection: "psycopg.Connection[Any]") -> str | None:
+    """Return the name of the time since the last crash of the server; None if this user cannot store it."""
+    try:
+        return _epoch(connection) or _made_epoch(connection)
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+
+
+def _made_epoch(connection: "psycopg.Connection[Any]") -> str | None:
+    with connection.transaction():
+        connection.execute(_MAKE_EPOCH)
+    return _epoch(connection)
+
+
+def _epoch(connection: "psycopg.Connection[Any]") -> str | None:
+    try:
+        row = connection.execute(_EPOCH).fetchone()
+    except psycopg.errors.UndefinedTable:
+        return None
+    return None if row is None else str(row[0])

@@ -391,6 +391,11 @@ class Runs:
             found = self._digests[operation.spec.id] = operation, operation.spec.digest
         return found[1]
 
+    @property
+    def holds_lease(self) -> bool:
+        """Whether no other process may take over the attempts of this one."""
+        return self._keeper is not None and self._keeper.is_valid
+
     def unreleased(self, run_id: str, fence: int) -> None:
         """Release an attempt as soon as the store works again."""
         if self._executor is not None:

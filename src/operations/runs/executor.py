@@ -62,6 +62,8 @@ class Executor:
         self._unreleased: dict[str, int] = {}
         self._has_strays = False
         """Whether this process may hold runs without an attempt: a claim whose commit has failed may be stored."""
+        self._awaits_lease = False
+        """Whether it has looked for runs without a valid lease."""
         self._claiming: asyncio.Task[None] | None = None
         self.attempts = 0
         """The attempts that were begun."""
@@ -151,6 +153,7 @@ class Executor:
         while more and self._is_open:
             holder, free = self._lease.holder, self._free
             if holder is None or not self._lease.is_valid:
+                self._awaits_lease = True
                 return
             is_ready, later = await self._host.read(self._host.journal.ready)
             if later is not None:
@@ -196,7 +199,7 @@ class Executor:
 
     def unreleased(self, run_id: str, fence: int) -> None:
         """Release an attempt as soon as the store works."""
-        self._unreleased[run_id] = fence
+        self._unreleased[run_id] = max(fence, self._unreleased.get(run_id, 0))
         self._loop.call_later(_RETRY_SECONDS, self.wake)
 
     async def _release_left(self) -> None:
@@ -206,7 +209,8 @@ class Executor:
                 continue  # its handler still cleans up
             release = partial(self._host.journal.release, run_id=run_id, fence=fence, wake=0)
             await self._host.write(release)
-            del self._unreleased[run_id]
+            if self._unreleased.get(run_id) == fence:
+                del self._unreleased[run_id]
         if self._has_strays and (holder := self._lease.holder) is not None:
             await self._release_strays(holder)
 
@@ -259,6 +263,10 @@ class Executor:
         left = self._lease.remaining
         if left <= 0:
             self.lose()
+        elif self._awaits_lease:
+            # It was renewed late, for the same holder.
+            self._awaits_lease = False
+            self.wake()
         pause = left if left > 0 else _RETRY_SECONDS
         self._lease_timer = self._loop.call_later(pause, self._check_lease)
 

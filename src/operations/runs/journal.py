@@ -431,6 +431,9 @@ class Journal:
         """Record what a question has brought, and remove it; return False if the attempt is lost."""
         if not self._holds(db, run_id, fence):
             return False
+        if step is not None and self._is_recorded(db, run_id, step.name):
+            # The reply of the first commit was lost.
+            return True
         if step is not None:
             self.end_step(db, run_id, fence, step, result, error)
             db.count(
@@ -442,6 +445,10 @@ class Journal:
         db.count("DELETE FROM questions WHERE run = ? AND key = ?", run_id, key)
         self._show_waiting(db, run_id, db.now())
         return True
+
+    def _is_recorded(self, db: Connection, run_id: str, name: str) -> bool:
+        sql = "SELECT 1 FROM steps WHERE run = ? AND name = ? AND ended IS NOT NULL"
+        return bool(db.rows(sql, run_id, name))
 
     def _show_waiting(self, db: Connection, run_id: str, now: int) -> None:
         """Store in the state of a run what it waits for."""

@@ -70,6 +70,9 @@ _ABSENT_MILLISECONDS: Final = 5_000
 _PROGRESS_SECONDS: Final = 0.2
 """Seconds between two writes of the progress of a run."""
 
+_RETRY_SECONDS: Final = 0.2
+"""Seconds between two attempts to write to a store that does not work."""
+
 
 class Host(Protocol):
     """What an attempt needs of the store of runs."""
@@ -99,6 +102,11 @@ class Host(Protocol):
         ...
 
     park_seconds: float
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether no other process may take over the attempts of this one."""
+        ...
 
     def unreleased(self, run_id: str, fence: int) -> None:
         """Release an attempt as soon as the store works again."""
@@ -323,9 +331,7 @@ class Session:
         self.close("the run has ended")
         attempt, journal = self.attempt, self.host.journal
         try:
-            state = await self.host.write(
-                lambda db: journal.end(db, attempt.id, attempt.fence, end)
-            )
+            state = await self._written(lambda db: journal.end(db, attempt.id, attempt.fence, end))
         except RunStoreError:
             # The outcome of the root call may be lost with it: the next attempt decides.
             self.host.unreleased(attempt.id, attempt.fence)
@@ -374,10 +380,26 @@ class Session:
         self._is_leaving = True
         self._start_parking()
 
+    async def _written(self, job: Callable[[Connection], T]) -> T:
+        """Write for this attempt, again while the store does not work and nobody else may take over the run.
+
+        A job may run twice: its outcome may be unknown. Both times it is that of the same attempt.
+
+        Raises:
+            RunStoreError: If the lease ends before the store works.
+        """
+        while True:
+            try:
+                return await self.host.write(job)
+            except RunStoreError:
+                if not self.host.holds_lease:
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
     async def _store(self, job: Callable[[Connection], T]) -> T:
         """Write for this attempt; end it if the store does not work."""
         try:
-            return await self.host.write(job)
+            return await self._written(job)
         except RunStoreError:
             self.host.unreleased(self.attempt.id, self.attempt.fence)
             self.stop("the store of runs does not work")
@@ -689,8 +711,9 @@ class Session:
         # From here on, nothing is recorded: what comes meanwhile is in the journal.
         self._closed = "the run waits"
         try:
-            await self.host.write(lambda db: journal.park(db, attempt.id, attempt.fence, wakes))
-        except RunStoreError:
+            await self._written(lambda db: journal.park(db, attempt.id, attempt.fence, wakes))
+        except (RunStoreError, asyncio.CancelledError):
+            # Nothing happens if it is parked.
             self.host.unreleased(attempt.id, attempt.fence)
         self._interrupt()
 
