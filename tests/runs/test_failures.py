@@ -173,7 +173,8 @@ async def test_a_commit_whose_connection_ends_is_looked_up(
     """n: every third commit; the run notices nothing, and no call is repeated."""
     url = postgres.new_schema()
     database = CutDatabase(url, moment)
-    async with registry_of(tmp_path, url, database) as registry:
+    # The new connections take time, but not the lease.
+    async with registry_of(tmp_path, url, database, lease=60.0) as registry:
         database.is_cutting = True
         run = await registry.start("shop.order", {"id": "A"}, CUSTOMER, key="A")
         assert await shop.outcome(run) == f"completed {ORDER_RESULT}"
