@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.base.json.values import object_of
+from operations.base.json.values import object_of, text_of
 from operations.base.types import JSONObject
 from operations.mcp.serving.tools import Tool
 from operations.mcp.shared.addresses import SCOPED
@@ -32,10 +32,12 @@ _TAG: Final = re.compile(r"""<(!?[a-z]+)(?=[\s/>])(?:[^"'>]|"[^"]*"|'[^']*')*+>"
 _SCRIPT: Final = """<script>(() => {
   const host = window.parent, names = %s, scopes = %s, namespace = %s;
   if (host === window) return;
+  const begins = (text, scheme) => text.slice(0, scheme.length).toLowerCase() === scheme;
   const scoped = (uri) => {
-    const scheme = scopes.find((each) => typeof uri === "string" && uri.startsWith(each));
+    const scheme = scopes.find((each) => typeof uri === "string" && begins(uri, each));
     if (!scheme || uri.startsWith(scheme + namespace + "/")) return uri;
-    return scheme + namespace + "/" + uri.slice(scheme.length);
+    const rest = uri.slice(scheme.length);
+    return scheme + namespace + "/" + (uri.startsWith(scheme) && !begins(rest, scheme) ? rest : uri);
   };
   const renamed = (message) => {
     const params = message && message.params;
@@ -68,6 +70,13 @@ def views_of(tools: Iterable[Tool]) -> dict[str, dict[str, Tool]]:
             if has_view(tool.spec.meta):
                 with_views.add(tool.source)
     return {namespace: found[namespace] for namespace in with_views}
+
+
+def view_of(meta: Mapping[str, Any]) -> str:
+    """Return the address of the view of a tool at its server, by the meta of its operation; empty if it has none."""
+    of_server = object_of(meta.get("_meta"))
+    named = object_of(of_server.get("ui")).get("resourceUri", of_server.get("ui/resourceUri"))
+    return text_of(named)
 
 
 def has_view(meta: Mapping[str, Any]) -> bool:

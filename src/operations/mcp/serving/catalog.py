@@ -63,7 +63,7 @@ from operations.contract.envelopes import (
     sniffed,
 )
 from operations.contract.specs import OperationSpec, SourceInfo
-from operations.mcp.serving.apps import views_of
+from operations.mcp.serving.apps import view_of, views_of
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, text_block
 from operations.mcp.shared import codec
 from operations.mcp.shared.addresses import (
@@ -159,13 +159,28 @@ class Addresses:
     Args:
         offered: All resources and templates.
         readers: The operations that read any resource of a server, by namespace.
+        pages: The addresses of the views of tools, each with the namespace of its server.
+        skilled: The namespaces of servers with skills.
     """
 
-    def __init__(self, offered: Iterable[Resource], readers: Mapping[str, OperationSpec]) -> None:
+    def __init__(
+        self,
+        offered: Iterable[Resource],
+        readers: Mapping[str, OperationSpec],
+        pages: Iterable[tuple[str, str]] = (),
+        skilled: Collection[str] = (),
+    ) -> None:
         self.resources: dict[str, Resource] = {}
         self.templates: list[Resource] = []
         self._readers = readers
         offered = list(offered)
+        self._servers: dict[str, set[str]] = {}
+        """The servers that have an address of a view or skill, by that address."""
+        for uri, namespace in (*pages, *((each.uri, each.source) for each in offered)):
+            if namespace is not None and uri.lower().startswith(SCOPED):
+                self._servers.setdefault(uri, set()).add(namespace)
+        self.scopes = set(skilled).union(*self._servers.values())
+        """The namespaces of servers with such addresses."""
         templates = [each for each in offered if each.template is not None]
         listed: dict[str, set[str | None]] = {}
         for each in offered:
@@ -187,17 +202,41 @@ class Addresses:
         resource = self.resources.get(uri)
         if resource is not None and sees(resource.spec):
             return resource, {} if resource.listed is None else {"uri": resource.uri}
+        place = self._place(uri)
+        of_template = self._find_template(uri, sees)
+        if of_template is not None and _spells(*of_template, place):
+            return of_template
+        namespace, address = place
+        reader = self._readers.get(namespace)
+        if reader is None or not address or not sees(reader):
+            return of_template
+        return Resource(reader, {"uri": address}, {"uri": address}), {"uri": address}
+
+    def _find_template(
+        self, uri: str, sees: Callable[[OperationSpec], bool]
+    ) -> tuple[Resource, JSONObject] | None:
         for template in self.templates:
             variables = template.match(uri)
             if variables is not None and sees(template.spec):
                 return template, variables
-        namespace, address = unscoped(uri) or ("", "")
+        return None
+
+    def _place(self, uri: str) -> tuple[str, str]:
+        """Return the namespace and the address at its server for a URI of clients, or one that only one server has."""
         if uri.startswith(f"{_SCHEME}//"):
             namespace, _, address = uri.removeprefix(f"{_SCHEME}//").partition("/")
-        reader = self._readers.get(namespace)
-        if reader is None or not address or not sees(reader):
-            return None
-        return Resource(reader, {"uri": address}, {"uri": address}), {"uri": address}
+            return namespace, address
+        namespace, address = unscoped(uri) or ("", "")
+        servers = self._servers.get(uri, set())
+        if namespace in servers:
+            return namespace, uri
+        if len(servers) == 1 and namespace not in self._readers:
+            return next(iter(servers)), uri
+        return namespace, address
+
+    def is_known(self, namespace: str, uri: str) -> bool:
+        """Return whether a server lists an address of a view or skill, or names it as the view of a tool."""
+        return namespace in self._servers.get(uri, ())
 
     def public(self, namespace: str, uri: str) -> str | None:
         """Return the URI that clients use for a URI of a server; None if no resource claims it."""
@@ -217,6 +256,20 @@ class Addresses:
         if public is None and namespace in self._readers and not _FOREIGN.match(uri):
             return prefixed(namespace, uri)
         return public or uri
+
+
+def _spells(resource: Resource, variables: JSONObject, place: tuple[str, str]) -> bool:
+    """Return whether a template gives the address at the server in the spelling that was asked for.
+
+    Its variables have other encodings of the same characters. Other addresses than those of views and skills are always
+    read by their template, which checks them.
+    """
+    if resource.source is None or unscoped(resource.public_uri) is None:
+        return True
+    try:
+        return resource.address(variables) == place[1]
+    except (TypeError, ValueError):
+        return True
 
 
 def prefixed(namespace: str, uri: str) -> str:
@@ -393,18 +446,23 @@ def _imported(
     return {**result, "_meta": rescoped(passed, namespace)} if passed else result
 
 
-def publish_addresses(blocks: list[JSONObject], namespace: str, addresses: Addresses) -> None:
-    """Replace the URIs in the result of an imported tool by the URIs that clients of this server use.
+def publish_addresses(blocks: Iterable[JSONObject], namespace: str, addresses: Addresses) -> None:
+    """Replace the URIs in blocks of an imported tool or prompt by the URIs that clients of this server use.
 
     The URI of an embedded resource changes only if another source claims it.
     """
     for block in blocks:
+        if "_meta" in block:
+            block["_meta"] = rescoped(block["_meta"], namespace)
         if block.get("type") == "resource_link":
             block["uri"] = addresses.link(namespace, str(block.get("uri", "")))
         elif block.get("type") == "resource":
             resource = object_of(block.get("resource"))
             uri = str(resource.get("uri", ""))
-            block["resource"] = {**resource, "uri": addresses.public(namespace, uri) or uri}
+            resource = {**resource, "uri": addresses.public(namespace, uri) or uri}
+            if "_meta" in resource:
+                resource["_meta"] = rescoped(resource["_meta"], namespace)
+            block["resource"] = resource
 
 
 def arguments_from_text(spec: OperationSpec, values: Mapping[str, Any]) -> JSONObject:
@@ -466,7 +524,10 @@ class Catalog:
                 offered += [Resource(spec, entry, entry) for entry in operation.resources]
             if self._place(spec, codec.mcp_meta(spec), offered):
                 tools.append(spec)
-        self.addresses = Addresses(offered, readers)
+        imported = [spec for spec in registry.specs() if codec.is_imported(spec)]
+        pages = {(view_of(spec.meta), spec.namespace) for spec in imported}
+        skilled = {spec.namespace for spec in imported if spec.name == "skills.list"}
+        self.addresses = Addresses(offered, readers, pages, skilled)
         self.resources = self.addresses.resources
         self.templates = self.addresses.templates
         names = specs_by_name(tools, style, reserved=GATEWAY_TOOLS)

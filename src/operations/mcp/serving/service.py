@@ -37,7 +37,8 @@ from operations.contract.specs import (
 from operations.front.config import MCPServerSettings
 from operations.front.public_errors import public_error
 from operations.front.request import RequestState
-from operations.front.search import OperationCall, SchemaRequest
+from operations.front.search import Batch, OperationCall, SchemaRequest
+from operations.mcp.serving import relocation
 from operations.mcp.serving.apps import bridge
 from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
@@ -48,7 +49,6 @@ from operations.mcp.serving.catalog import (
     page_of,
     prompt_result,
     properties_of,
-    publish_addresses,
     resource_result,
 )
 from operations.mcp.serving.channels import Elicitations, can_answer
@@ -63,7 +63,6 @@ from operations.mcp.serving.tools import (
     text_block,
 )
 from operations.mcp.shared import codec
-from operations.mcp.shared.addresses import rescoped
 from operations.mcp.shared.codec import INPUT, is_imported
 from operations.mcp.shared.extensions import SKILLS, TASKS, UI, declared
 from operations.mcp.shared.interaction import client
@@ -263,7 +262,7 @@ class Service:
                 result = await self._call_operation(caller, request, context)
             else:
                 self._enforce_for_models(request, context)
-                data = await caller.front.answer(request, context, caller.key)
+                data = await self._answer(request, context, caller)
                 result = {"content": [text_block(model_text(data))], "structuredContent": data}
                 if meta:
                     result["_meta"] = meta
@@ -271,6 +270,28 @@ class Service:
             expose = caller.front.expose_errors
             result = tool.failure(error, context.request_id, expose=expose)
         return caller.settled(result)
+
+    async def _answer(self, request: Any, context: OperationContext, caller: MCPCaller) -> Any:
+        """Answer a request to the gateway; calls of a batch have the addresses that clients use."""
+        if not isinstance(request, Batch):
+            return await caller.front.answer(request, context, caller.key)
+        addresses = self.catalog.addresses
+        calls: list[OperationCall] = []
+        for call in request.calls:
+            namespace = self._source_of(call)
+            value, _ = relocation.at_server(call.input, namespace, addresses)
+            calls.append(replace(call, input=value))
+        data = await caller.front.answer(Batch(calls=calls), context, caller.key)
+        for call, outcome in zip(calls, data["results"], strict=True):
+            namespace = self._source_of(call)
+            if namespace is not None and "envelope" in outcome:
+                relocation.publish_envelope(outcome["envelope"], namespace, addresses)
+        return data
+
+    def _source_of(self, call: OperationCall) -> str | None:
+        """Return the namespace of the server of an imported tool; None for other operations."""
+        tool = self.catalog.by_id.get(call.operation)
+        return None if tool is None else tool.source
 
     def _enforce_for_models(self, request: Any, context: OperationContext) -> None:
         """Raise an error if a model asks for the contract of a tool that only views call.
@@ -335,6 +356,14 @@ class Service:
         self, tool: Tool, value: Any, context: OperationContext, caller: MCPCaller
     ) -> JSONObject:
         """Run an operation and return the result of its tool."""
+        value, changes = relocation.at_server(value, tool.source, self.catalog.addresses)
+        result = await self._run_at_server(tool, value, context, caller)
+        relocation.note(result, changes)
+        return result
+
+    async def _run_at_server(
+        self, tool: Tool, value: Any, context: OperationContext, caller: MCPCaller
+    ) -> JSONObject:
         spec = tool.spec
         try:
             if spec.type is OperationType.SUBSCRIPTION:
@@ -362,10 +391,7 @@ class Service:
     ) -> JSONObject:
         """Return the result of a tool for an envelope of its operation."""
         result = tool.result(envelope, modern=caller.modern)
-        if tool.source is not None:
-            publish_addresses(result["content"], tool.source, self.catalog.addresses)
-            if "_meta" in result:
-                result["_meta"] = rescoped(result["_meta"], tool.source)
+        relocation.publish(result, tool, self.catalog.addresses, modern=caller.modern)
         return result
 
     def failed(
@@ -548,7 +574,10 @@ class Service:
         spec = self.find_prompt(caller, name).spec
         value = arguments_from_text(spec, arguments)
         envelope = await self._execute(spec, value, caller, channel)
-        return caller.settled(prompt_result(envelope, spec))
+        result = prompt_result(envelope, spec)
+        if is_imported(spec):
+            relocation.publish_prompt(result, spec.namespace, self.catalog.addresses)
+        return caller.settled(result)
 
     async def complete(self, caller: MCPCaller, params: types.CompleteRequestParams) -> JSONObject:
         """Return values for an argument: of the server of an imported prompt or template, or those in its schema.

@@ -108,6 +108,7 @@ class Tool:
         self._policy: OutputPolicy = policy
         self._is_export = codec.META_KEY in object_of(spec.meta.get("_meta"))
         self._wires: dict[bool, JSONObject] = {}
+        self._listed_outputs: dict[bool, Schema] = {}
 
     @cached_property
     def _input(self) -> JSONSchema:
@@ -219,6 +220,17 @@ class Tool:
     def declares_output(self) -> bool:
         """Return whether the listing has an output schema."""
         return "outputSchema" in self.wire(modern=True)
+
+    def accepts(self, structured: Any, modern: bool) -> bool:
+        """Return whether structured content matches the listed output schema; False if that cannot be found out."""
+        listed = self._listed_outputs.get(modern)
+        if listed is None:
+            document = self.wire(modern=modern).get("outputSchema", {})
+            listed = self._listed_outputs[modern] = Schema(document, lenient=True)
+        try:
+            return listed.compile().fits(structured, InlineWork())
+        except BudgetSpentError:
+            return False
 
     def result(self, envelope: ResponseEnvelope[Any], *, modern: bool) -> JSONObject:
         """Return the `tools/call` result of an envelope for clients since 2026-07-28 (`modern`), or before."""

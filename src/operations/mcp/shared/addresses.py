@@ -2,6 +2,10 @@
 
 Addresses of views (`ui://`) and skills (`skill://`) must keep their scheme, so the namespace of their server is their
 first segment: `ui://clock/app.html` of the server `home` is `ui://home/clock/app.html`.
+
+Rule 1: a server is asked with exactly its own spelling. Clients require the scheme in small letters, so an address with
+        another spelling of it is the rest of the address as a whole: `UI://clock/App` is `ui://home/UI://clock/App`.
+Rule 2: only a text that is an address as a whole is one.
 """
 
 import re
@@ -20,6 +24,7 @@ LISTED: Final = (
 SCOPED: Final = ("ui://", "skill://")
 """Schemes whose addresses keep their scheme."""
 
+_WHOLE: Final = re.compile(r"""(?:ui|skill)://[^\s\x00-\x1f\x7f<>"\\^`|]+""", re.IGNORECASE)
 _WILDCARD: Final = re.compile(r"\{(\w+)\*\}")
 _ADDRESS: Final[TypeAdapter[AnyUrl]] = TypeAdapter(AnyUrl)
 
@@ -46,11 +51,18 @@ def parse_template(text: str) -> UriTemplate:
         return UriTemplate.parse(_WILDCARD.sub(r"{+\1}", text))
 
 
+def is_scoped(text: str) -> bool:
+    """Return whether a text as a whole is the address of a view or skill."""
+    return _WHOLE.fullmatch(text) is not None
+
+
 def scoped(namespace: str, uri: str) -> str | None:
     """Return the address that clients use for a view or skill of a server; None for other addresses."""
     for scheme in SCOPED:
-        if uri[: len(scheme)].lower() == scheme:
-            return f"{scheme}{namespace}/{uri[len(scheme) :]}"
+        if _begins_with(uri, scheme):
+            rest = uri.removeprefix(scheme)
+            is_usual = rest != uri and not _begins_with(rest, scheme)
+            return f"{scheme}{namespace}/{rest if is_usual else uri}"
     return None
 
 
@@ -59,14 +71,19 @@ def unscoped(uri: str) -> tuple[str, str] | None:
     for scheme in SCOPED:
         if uri.startswith(scheme):
             namespace, slash, rest = uri.removeprefix(scheme).partition("/")
-            return (namespace, f"{scheme}{rest}") if slash and rest else None
+            at_server = rest if _begins_with(rest, scheme) else f"{scheme}{rest}"
+            return (namespace, at_server) if slash and rest else None
     return None
+
+
+def _begins_with(text: str, scheme: str) -> bool:
+    return text[: len(scheme)].lower() == scheme
 
 
 def rescoped(value: Any, namespace: str) -> Any:
     """Return JSON in which the addresses of views and skills of a server are those that clients use."""
     if isinstance(value, str):
-        return scoped(namespace, value) or value
+        return (is_scoped(value) and scoped(namespace, value)) or value
     if is_object(value):
         return {key: rescoped(each, namespace) for key, each in value.items()}
     if is_list(value):

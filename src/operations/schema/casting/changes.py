@@ -36,9 +36,9 @@ from operations.schema.members import Place
 from operations.schema.values import conversions, convert_all, same, shown
 
 ChangeKind: TypeAlias = Literal[
-    "stripped", "filled", "converted", "created", "replaced", "mismatch", "input"
+    "stripped", "filled", "converted", "created", "replaced", "mismatch", "input", "address"
 ]
-"""The kinds of changes by normalisation:
+"""The kinds of changes to a value, most of them by normalisation:
 
 - `stripped`: removed properties that the schema does not declare
 - `filled`: added declared defaults
@@ -47,6 +47,7 @@ ChangeKind: TypeAlias = Literal[
 - `replaced`: replaced a value that does not match (policy `create`)
 - `mismatch`: left a value that does not match the schema unchanged
 - `input`: changed the input of the call
+- `address`: wrote the address of a view or skill of an imported server as clients use it
 """
 
 MAX_MESSAGE = 200
