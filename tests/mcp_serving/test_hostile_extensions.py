@@ -196,6 +196,12 @@ PDF = "skill://pdf/SKILL.md"
         (PDF, "skill://pdf/../../.bashrc"),
         (PDF, "skill://pdf/%2e%2e/x"),
         (PDF, "skill://pdf/%252e%252e/x"),
+        (PDF, "skill://pdf/%25252e%25252e/x"),
+        (PDF, "skill://pdf/%2525252e./x"),
+        (PDF, "skill://pdf/a%252f..%252f..%252fx"),
+        (PDF, "skill://pdf/a%253ab"),
+        (PDF, "skill://pdf/a%255cb"),
+        (PDF, "skill://pdf/%2500x"),
         (PDF, "skill://pdf/a%2f..%2f..%2fx"),
         (PDF, "skill://pdf/..\\x"),
         (PDF, "skill://pdf//etc/passwd"),
@@ -211,7 +217,8 @@ PDF = "skill://pdf/SKILL.md"
 async def test_skills_whose_addresses_leave_their_folder_are_omitted(
     upstream: Upstream, tmp_path: Path, uri: str, file: str
 ) -> None:
-    good = skill("skill://good/SKILL.md", ("skill://good/a b/c.d-é.md", b""))
+    names = ("a b/c.d-é.md", "100%25.md", "%2525.md", "a%2541")
+    good = skill("skill://good/SKILL.md", *((f"skill://good/{each}", b"") for each in names))
     bad = skill(uri, (uri, b""), (file, b""))
     upstream.results["skills/list"] = lambda _: _listed("skills", f"[{bad}, {good}]")
     upstream.results["skills/get"] = lambda _: f'{{"resultType": "complete", "skill": {bad}}}'

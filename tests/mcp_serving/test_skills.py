@@ -1,20 +1,24 @@
 """Skills (`io.modelcontextprotocol/skills`): those of a folder, and those of an imported server."""
 
+import re
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 import yaml
+from pydantic import AnyUrl
 from tests.mcp_serving.support import serving
 from tests.mcp_serving.test_tasks import Client
 
 from operations import CallError, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.mcp.shared.skills import fault_of, front_matter
+from operations.mcp.shared.skills import digest_of, fault_of, front_matter
 
 SKILLS = "io.modelcontextprotocol/skills"
 MANIFEST = """---
@@ -69,7 +73,8 @@ async def served(registry: OperationRegistry, **options: Any) -> AsyncGenerator[
 
 async def read(client: Client, uri: str) -> Any:
     """Return the response to `resources/read`."""
-    return await client.post("resources/read", {"uri": uri}, {}, named=uri)
+    named = uri if uri.isascii() else f"=?base64?{b64encode(uri.encode()).decode()}?="
+    return await client.post("resources/read", {"uri": uri}, {}, named=named)
 
 
 async def test_a_folder_of_skills_is_served(folder: Path) -> None:
@@ -113,6 +118,70 @@ async def test_the_folders_of_a_skill_can_be_listed(folder: Path) -> None:
         "references": "inode/directory",
     }
     assert file["error"]["code"] == -32602
+
+
+NAMES = [
+    "a b.md",
+    "100%.md",
+    "100%25.md",
+    "%2e%2e.md",
+    "c#.txt",
+    "why?.txt",
+    "a&b=c;d,e+f@g!.md",
+    "größe.md",
+    "日本語/説明 書.md",
+    "e\u0301.md",
+    "[x]{y}|z^`'\".md",
+]
+
+
+@pytest.mark.requirement("R77")
+async def test_names_of_files_are_encoded_in_their_addresses(folder: Path) -> None:
+    """Each file is read by the address in its entry, directly and through a hub that checks its digest."""
+    skill = folder / "pdf-forms"
+    for number, name in enumerate(NAMES):
+        (skill / name).parent.mkdir(exist_ok=True)
+        (skill / name).write_text(f"content {number}")
+    async with served(example(), skills=[str(folder)]) as (direct, address):
+        registry = OperationRegistry()
+        async with connect_mcp("up", MCPClientConfig(url=address)) as up:
+            registry.register_all(up)
+            async with served(registry) as (through, _):
+                for client, place in ((direct, "skill://"), (through, "skill://up/")):
+                    (entry,) = (await client.post("skills/list", {}, {}))["result"]["skills"]
+                    base = f"{place}pdf-forms/"
+                    found = {each["uri"]: each for each in entry["resources"]}
+                    for number, name in enumerate(NAMES):
+                        uri = base + quote(name, safe="/!$&'()*+,;=:@~")
+                        (content,) = (await read(client, uri))["result"]["contents"]
+                        assert content["uri"] == uri
+                        assert content["text"] == f"content {number}"
+                        assert found[uri]["digest"] == digest_of(content["text"].encode())
+                        assert re.fullmatch(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]+", uri)
+                        assert AnyUrl(uri).unicode_string() == uri
+                    method = "resources/directory/read"
+                    inside = {"uri": f"{base}{quote('日本語')}"}
+                    (child,) = (await client.post(method, inside, {}))["result"]["resources"]
+                    assert child["name"] == "説明 書.md"
+                    assert child["uri"] == f"{inside['uri']}/{quote('説明 書.md')}"
+                    root = await client.post(method, {"uri": base}, {})
+                    names = {each["name"] for each in root["result"]["resources"]}
+                    assert {"a b.md", "100%.md", "日本語", "why?.txt"} <= names
+
+
+async def test_an_address_with_another_encoding_of_a_name_is_that_of_the_file(folder: Path) -> None:
+    (folder / "pdf-forms" / "größe a.md").write_text("x")
+    async with served(example(), skills=[str(folder)]) as (client, _):
+        listed = f"skill://pdf-forms/{quote('größe a.md')}"
+        for name in ("gr%c3%b6%C3%9Fe%20a%2Emd", "größe%20a.md"):
+            uri = f"skill://pdf-forms/{name}"
+            (content,) = (await read(client, uri))["result"]["contents"]
+            assert content["text"] == "x"
+            assert content["uri"] == uri
+        inside = "skill://pdf-forms/references%2FFORMS.md"
+        assert "error" in await read(client, inside)
+
+    assert listed.isascii()
 
 
 async def test_reading_a_skill_discloses_the_operations_that_it_uses(folder: Path) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import mcp_types as types
 from mcp import MCPError
@@ -30,7 +31,14 @@ from operations.contract.specs import OperationSpec
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.shared.addresses import scoped, unscoped
 from operations.mcp.shared.codec import is_imported
-from operations.mcp.shared.skills import DYNAMIC, MANIFEST, digest_of, front_matter
+from operations.mcp.shared.skills import (
+    DYNAMIC,
+    MANIFEST,
+    digest_of,
+    encoded,
+    front_matter,
+    with_usual_encoding,
+)
 from operations.registry.registry import OperationRegistry
 
 logger = logging.getLogger("operations.mcp")
@@ -99,7 +107,7 @@ def _read(folder: Path) -> Skill:
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{path} is a link out of its skill")
-        files[f"skill://{name}/{inside.as_posix()}"] = path.read_bytes()
+        files[f"skill://{name}/{encoded(inside.as_posix())}"] = path.read_bytes()
     size = sum(map(len, files.values()))
     if len(files) > _MAX_FILES or size > _MAX_BYTES:
         raise ValueError(f"the skill {folder} has more than {_MAX_FILES} files, or 16 MiB")
@@ -181,8 +189,8 @@ class Skills:
                 path = text_of(each.get("uri"))
                 if not path.startswith(f"{folder}/"):
                     continue
-                name, slash, _ = path.removeprefix(f"{folder}/").partition("/")
-                child = f"{folder}/{name}"
+                segment, slash, _ = path.removeprefix(f"{folder}/").partition("/")
+                child, name = f"{folder}/{segment}", unquote(segment)
                 children[child] = {"uri": child, "name": name, "mimeType": _mime_type(name)}
                 if slash:
                     children[child]["mimeType"] = _DIRECTORY
@@ -214,10 +222,10 @@ class Skills:
     def read(self, uri: str) -> tuple[JSONObject, tuple[str, ...]] | None:
         """Return a file of an own skill as the content of a resource, and the operations that the skill uses."""
         for skill in self._own.values():
-            content = skill.files.get(uri)
+            content = skill.files.get(with_usual_encoding(uri))
             if content is None:
                 continue
-            found: JSONObject = {"uri": uri, "mimeType": _mime_type(uri)}
+            found: JSONObject = {"uri": uri, "mimeType": _mime_type(_name(uri))}
             try:
                 found["text"] = content.decode()
             except UnicodeDecodeError:
@@ -262,6 +270,11 @@ def _published(entry: JSONObject, namespace: str) -> JSONObject:
 def uses(patterns: Collection[str], operation_id: str) -> bool:
     """Return whether a skill uses an operation."""
     return any(fnmatchcase(operation_id, pattern) for pattern in patterns)
+
+
+def _name(uri: str) -> str:
+    """Return the name of a file by its address."""
+    return unquote(uri.rpartition("/")[2])
 
 
 def _mime_type(name: str) -> str:

@@ -7,9 +7,10 @@ Rule 1: the content of a file is used only if it has the size and the digest of 
 """
 
 import re
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -21,8 +22,14 @@ MANIFEST: Final = "SKILL.md"
 DYNAMIC: Final = "dynamic"
 """Stands for the files of a skill that are generated."""
 
-_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\\%]")
-"""Characters that no decoded path may have: `%` could be decoded again."""
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\\]")
+"""Characters that no decoded path may have."""
+
+_MAX_DECODED: Final = 8
+"""How often a path may be decoded until it stays the same."""
+
+_PLAIN: Final = "!$&'()*+,;=:@~"
+"""Characters besides letters, digits, `-`, `.` and `_` that need no encoding in a path."""
 
 _BLOCK: Final = re.compile(r"\ufeff?---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _KEY: Final = re.compile(
@@ -48,11 +55,37 @@ def folder_of(uri: str) -> str:
     return uri.removesuffix(MANIFEST).removesuffix("/")
 
 
+def encoded(path: str) -> str:
+    """Return the path of a file as that of an address; bytes that are not UTF-8 are encoded as they are."""
+    return quote(path, safe=f"/{_PLAIN}", errors="surrogateescape")
+
+
+def with_usual_encoding(uri: str) -> str:
+    """Return an address with the names of its path encoded as `encoded` does."""
+    scheme, mark, path = uri.partition("://")
+    names = (unquote(each, errors="surrogateescape") for each in path.split("/"))
+    usual = (quote(each, safe=_PLAIN, errors="surrogateescape") for each in names)
+    return f"{scheme}{mark}{'/'.join(usual)}"
+
+
 def is_inside(uri: str, folder: str) -> bool:
-    """Return whether an address is below a folder also after a client has decoded it and written it as a path."""
-    rest = unquote(uri[len(folder) + 1 :])
-    is_plain = not _UNSAFE.search(rest) and not {"", ".", ".."} & set(rest.split("/"))
-    return uri.startswith(f"{folder}/") and is_plain
+    """Return whether an address is below a folder also after clients have decoded it and written it as a path."""
+    return uri.startswith(f"{folder}/") and all(map(_is_plain, _decodings(uri[len(folder) + 1 :])))
+
+
+def _is_plain(path: str) -> bool:
+    return not _UNSAFE.search(path) and not {"", ".", ".."} & set(path.split("/"))
+
+
+def _decodings(path: str) -> Iterator[str]:
+    """Yield a path as it is after decoding it once, twice, and so on; an unsafe one if that does not end."""
+    for _ in range(_MAX_DECODED):
+        decoded = unquote(path)
+        yield decoded
+        if decoded == path:
+            return
+        path = decoded
+    yield ""
 
 
 def misplaced(entry: JSONObject) -> str | None:
@@ -66,7 +99,8 @@ def misplaced(entry: JSONObject) -> str | None:
     listed = [] if resources == DYNAMIC else list_of(resources)
     for address in (text_of(object_of(each).get("uri")) for each in listed):
         # A colon in the path of a file is a drive or a stream on Windows.
-        if not is_inside(address, folder) or ":" in unquote(address[len(folder) :]):
+        paths = _decodings(address[len(folder) + 1 :])
+        if not is_inside(address, folder) or any(":" in path for path in paths):
             return address
     return None
 
