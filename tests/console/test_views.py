@@ -36,6 +36,14 @@ def later() -> str:
 def set_clock(to: str) -> str:
     return f"{place} is set to {to}"
 
+@apps.tool(resource_uri="ui://clock/app.html", visibility=["app"], annotations=READS, name="set zone!")
+def zone() -> str:
+    return f"zone of {place}"
+
+@apps.tool(resource_uri="ui://clock/app.html", visibility=["app"], annotations=READS)
+def moved() -> str:
+    return f"moved in {place}"
+
 @apps.tool(resource_uri="ui://clock/app.html", visibility=["model"])
 def hidden() -> str:
     return "never"
@@ -65,6 +73,9 @@ const tried = (what, attempt) => Promise.resolve().then(attempt).then(
   await ask("ui/initialize", { appInfo, appCapabilities: {}, protocolVersion: "2026-01-26" });
   post({ method: "ui/notifications/initialized", params: {} });
   await call("later");
+  await call("set zone!");
+  await call("moved");
+  await call("set_zone_");
   await call("hidden");
   await call("rome.later");
   await call("../rome.later");
@@ -99,6 +110,8 @@ args = ["{tmp_path / "clock.py"}", "{place}"]
 trust_annotations = true
 """
             )
+    with (tmp_path / "operations.toml").open("a") as file:
+        file.write('[tools."oslo.moved"]\nrename = "elsewhere.gone"\n')
     with served(tmp_path / "operations.toml") as address:
         witness = Witness(address)
         yield Eyes(browser, witness)
@@ -133,6 +146,9 @@ def test_a_view_calls_tools_of_its_own_server_and_the_person_confirms_mutations(
         [
             "input Bergen",
             "later: later in oslo",
+            "set zone!: zone of oslo",
+            "moved: moved in oslo",
+            "set_zone_: Unknown tool: set_zone_",
             "hidden: Unknown tool: hidden",
             "rome.later: Unknown tool: rome.later",
             "../rome.later: Unknown tool: ../rome.later",

@@ -15,6 +15,7 @@ from operations import OperationContext, OperationRegistry
 from operations.front.search import Gateway, visible_specs
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.mcp.serving.apps import bridge
+from operations.tools import ToolConfig, configure_tools
 
 UI = "io.modelcontextprotocol/ui"
 HOST: dict[str, Any] = {"extensions": {UI: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
@@ -182,3 +183,24 @@ def test_the_time_for_a_view_grows_with_its_length(tag: str) -> None:
     bridge(result, "oslo", {})
 
     assert result["contents"][0]["text"].endswith(text)
+
+
+async def test_a_renamed_tool_keeps_its_view_and_its_server() -> None:
+    async with hub("oslo", "rome") as (client, registry):
+        configure_tools(
+            registry,
+            {
+                "oslo.get_time": ToolConfig(rename="rome.clock"),
+                "oslo.refresh_clock": ToolConfig(rename="elsewhere.again"),
+            },
+        )
+        tools = await listed(client, HOST)
+        uri = tools["rome__clock"]["_meta"]["ui"]["resourceUri"]
+        page = await read(client, uri)
+        offered = (await client.post("server/discover", {}))["result"]["capabilities"]
+
+    assert uri == "ui://oslo/clock/app.html"
+    assert '"refresh_clock":"elsewhere__again"' in page["text"]
+    assert '"get_time":"rome__clock"' in page["text"]
+    assert "rome__get_time" not in page["text"]
+    assert set(offered["extensions"]["alkdev.operations/sources"]) == {"oslo", "rome"}

@@ -44,6 +44,16 @@ _MAX_DESCRIPTION = 200
 """The largest number of characters of a description in a listing."""
 
 
+class ListedTool(msgspec.Struct, frozen=True):
+    """The tool of an MCP server that an operation calls; the operation may have been renamed."""
+
+    namespace: str
+    """The namespace of the server."""
+
+    name: str
+    """The name of the tool at the server."""
+
+
 class ListedOperation(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
 ):
@@ -61,6 +71,8 @@ class ListedOperation(
     """The beginning of the description."""
 
     tags: tuple[str, ...] = ()
+
+    tool: ListedTool | None = None
 
 
 class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -88,7 +100,14 @@ def _listed(spec: OperationSpec) -> ListedOperation:
         title=spec.title,
         description=spec.description[:_MAX_DESCRIPTION],
         tags=spec.tags,
+        tool=_tool_of(spec),
     )
+
+
+def _tool_of(spec: OperationSpec) -> ListedTool | None:
+    namespace, name = spec.meta.get("namespace"), spec.meta.get("tool")
+    is_tool = source_of(spec) == "mcp" and isinstance(namespace, str) and isinstance(name, str)
+    return ListedTool(namespace, name) if is_tool else None
 
 
 def _shown(record: CallRecord, named: set[str]) -> ShownCall:

@@ -105,7 +105,7 @@ class Resource:
     ) -> None:
         self.spec = spec
         self.listed = listed
-        self.source = spec.namespace if codec.is_imported(spec) else None
+        self.source = codec.server_of(spec)
         """The namespace of its server, if it was imported."""
 
         self.uri = str(options.get("uri", ""))
@@ -334,7 +334,7 @@ class Prompt:
     def __init__(self, name: str, spec: OperationSpec) -> None:
         self.name = name
         self.spec = spec
-        self.source = spec.namespace if codec.is_imported(spec) else None
+        self.source = codec.server_of(spec)
 
     def wire(self) -> JSONObject:
         """Return the prompt in a listing."""
@@ -512,21 +512,21 @@ class Catalog:
         """These operations, by namespace."""
         for operation in registry:
             spec = operation.spec
-            info = operation.source_info
+            info, source = operation.source_info, codec.server_of(spec) or spec.namespace
             if info is not None:
-                self.sources[spec.namespace] = info
-                self.of_sources.setdefault(spec.namespace, []).append(spec)
+                self.sources[source] = info
+                self.of_sources.setdefault(source, []).append(spec)
                 if info.instructions:
-                    key = (spec.namespace, info.instructions)
+                    key = (source, info.instructions)
                     self.instructions.setdefault(key, []).append(spec)
             if codec.is_imported(spec) and spec.name == READ:
                 readers[spec.namespace] = spec
                 offered += [Resource(spec, entry, entry) for entry in operation.resources]
             if self._place(spec, codec.mcp_meta(spec), offered):
                 tools.append(spec)
-        imported = [spec for spec in registry.specs() if codec.is_imported(spec)]
-        pages = {(view_of(spec.meta), spec.namespace) for spec in imported}
-        skilled = {spec.namespace for spec in imported if spec.name == "skills.list"}
+        imported = [(spec, codec.server_of(spec)) for spec in registry.specs()]
+        pages = {(view_of(spec.meta), source) for spec, source in imported if source is not None}
+        skilled = {source for spec, source in imported if source and spec.name == "skills.list"}
         self.addresses = Addresses(offered, readers, pages, skilled)
         self.resources = self.addresses.resources
         self.templates = self.addresses.templates

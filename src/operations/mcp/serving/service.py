@@ -575,8 +575,9 @@ class Service:
         value = arguments_from_text(spec, arguments)
         envelope = await self._execute(spec, value, caller, channel)
         result = prompt_result(envelope, spec)
-        if is_imported(spec):
-            relocation.publish_prompt(result, spec.namespace, self.catalog.addresses)
+        source = codec.server_of(spec)
+        if source is not None:
+            relocation.publish_prompt(result, source, self.catalog.addresses)
         return caller.settled(result)
 
     async def complete(self, caller: MCPCaller, params: types.CompleteRequestParams) -> JSONObject:
@@ -586,7 +587,7 @@ class Service:
             MCPError: If there is no such prompt or template, or its server does not respond with suggestions.
         """
         spec = self._completed(caller, params.ref)
-        completer = self.registry.get_spec(f"{spec.namespace}.completions.complete")
+        completer = self.registry.get_spec(f"{codec.server_of(spec)}.completions.complete")
         if (
             completer is not None
             and is_imported(completer)

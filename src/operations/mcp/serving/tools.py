@@ -101,7 +101,7 @@ class Tool:
         self.spec = spec
         self.operation = operation
         self.id = spec.id
-        self.source = spec.namespace if codec.is_imported(spec) else None
+        self.source = codec.server_of(spec)
         self._budget = budget
         self._open_budget = min(_OPEN_BUDGET, _SOURCE_BUDGET // siblings)
         self._is_short = operation is not None and operation.descriptions == "short"

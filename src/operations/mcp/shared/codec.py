@@ -58,6 +58,9 @@ SOURCES_KEY = "alkdev.operations/sources"
 """The key in the `_meta` of a list of tools for the `serverInfo` of each imported server, by namespace."""
 
 CHANGES_KEY = "alkdev.operations/changes"
+NAMESPACE = "namespace"
+"""The key in the meta of an imported operation for the namespace of its server."""
+
 """The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
 
 SHORT: Final = 200
@@ -140,6 +143,11 @@ def with_caller_meta(
 def is_imported(spec: OperationSpec) -> bool:
     """Return whether an operation was imported from an MCP server."""
     return spec.meta.get("source") == "mcp"
+
+
+def server_of(spec: OperationSpec) -> str | None:
+    """Return the namespace of the server of an operation, which a renamed one may have left; None if not imported."""
+    return str(spec.meta.get(NAMESPACE, spec.namespace)) if is_imported(spec) else None
 
 
 def entry_of(spec: OperationSpec, name: str) -> JSONObject:

@@ -247,6 +247,7 @@ def build_spec(tool: JSONObject, source: ServerAccess) -> OperationSpec:
     trusted = config.trust_annotations
     reads = matches(name, config.queries) or (trusted and annotations.get("readOnlyHint") is True)
     meta: JSONObject = {"source": "mcp", "server": source.server, "tool": name}
+    meta[codec.NAMESPACE] = config.namespace
     for key in ("annotations", "_meta", "icons", "execution"):
         if tool.get(key):
             meta[key] = tool[key]
