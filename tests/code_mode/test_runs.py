@@ -35,9 +35,11 @@ BOSS = OperationContext(identity=Identity("boss", ["approvals:answer"]))
 class Bank:
     """Counts what ran, over all processes of a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: ApprovalRule = ApprovalRule()) -> None:  # noqa: B008 - frozen
+        self.rule = rule
         self.paid: list[int] = []
         self.read: list[str] = []
+        self.fed: list[str] = []
         self.reached, self.released = asyncio.Event(), asyncio.Event()
 
     def operations(self) -> list[Operation]:
@@ -56,10 +58,19 @@ class Bank:
             self.reached.set()
             await self.released.wait()
 
-        rule = ApprovalRule()
+        @operation("bank.feed")
+        async def feed(account: str, context: OperationContext) -> AsyncGenerator[int]:
+            self.fed.append(account)
+            nested = (await context.env.bank.read({"name": account})).data
+            assert nested["name"] == account
+            for amount in (1, 2, 3):
+                yield amount
+
+        rule = self.rule
         marked: list[Any] = [operation_of(each) for each in (pay, read, block)]
         guarded = replace(marked[0], spec=replace(marked[0].spec, name="transfer"), approve=rule)
-        return [*marked, guarded]
+        watched: Any = operation_of(feed)
+        return [*marked, guarded, replace(watched, approve=rule)]
 
 
 Open = Callable[..., OperationRegistry]
@@ -95,7 +106,9 @@ async def waiting_approval(registry: OperationRegistry, run: Any) -> Any:
     async for state in run.watch():
         if state.status is RunStatus.INPUT_REQUIRED:
             page = (await registry.execute("approvals.list", {}, BOSS)).data
-            return page["approvals"][0]
+            if page["approvals"]:
+                # Otherwise the request is answered, and the run will continue.
+                return page["approvals"][0]
     raise AssertionError("the run has ended")
 
 
@@ -227,3 +240,89 @@ async def test_execute_without_a_store_ends_with_the_approval_and_names_what_ran
     assert caught.value.code == ErrorCode.APPROVAL_REQUIRED
     assert caught.value.details["approval"]
     assert [each["operation"] for each in caught.value.details["ran"]] == ["bank.pay"]
+
+
+FEED = """
+await bank.pay(amount=1)
+items = await bank.feed(account="A-1", max_items=2, seconds=9)
+await bank.pay(amount=sum(items))
+return items
+"""
+
+
+async def test_a_subscription_waits_for_an_approval_and_continues_in_another_process(
+    opened: Open, bank: Bank
+) -> None:
+    with time_limit(120):
+        async with opened(park=0.0) as first:
+            run = await start(first, FEED)
+            approval = await waiting_approval(first, run)
+        assert (bank.paid, bank.fed) == ([1], [])
+        assert (approval["operation"], approval["input"]) == ("bank.feed", {"account": "A-1"})
+        claim = approval["claim"]
+        assert (claim["by"], claim["line"]) == ("script", 3)
+        assert claim["code"].startswith("items = await bank.feed(account=")
+        assert [each["operation"] for each in claim["before"]] == ["bank.pay"]
+        async with opened() as second:
+            answer = {"id": approval["id"], "approve": True}
+            await second.execute("approvals.answer", answer, BOSS)
+            again = await second.run(run.id, ADA)
+            assert (await again.result()).data["result"] == [1, 2]
+    assert (bank.paid, bank.fed) == ([1, 3], ["A-1"])
+
+
+async def test_approved_items_are_recorded_and_need_no_second_approval(
+    opened: Open, bank: Bank
+) -> None:
+    script = FEED.replace("return items", "await bank.transfer(amount=9)\nreturn items")
+    with time_limit(120):
+        async with opened(park=0.0) as first:
+            run = await start(first, script)
+            feed = await waiting_approval(first, run)
+            await first.execute("approvals.answer", {"id": feed["id"], "approve": True}, BOSS)
+        async with opened(park=0.0) as second:
+            run = await second.run(run.id, ADA)
+            transfer = await waiting_approval(second, run)
+            answer = {"id": transfer["id"], "approve": True}
+            await second.execute("approvals.answer", answer, BOSS)
+        async with opened() as last:
+            again = await last.run(run.id, ADA)
+            assert (await again.result()).data["result"] == [1, 2]
+    assert (bank.paid, bank.fed) == ([1, 3, 9], ["A-1"])
+
+
+async def test_a_denied_subscription_is_an_error_that_the_script_sees(
+    opened: Open, bank: Bank
+) -> None:
+    script = (
+        "try:\n    await bank.feed(account='A')\n"
+        "except AccessDenied as error:\n    return error_of(error)['code']"
+    )
+    with time_limit(60):
+        async with opened() as registry:
+            run = await start(registry, script)
+            approval = await waiting_approval(registry, run)
+            answer = {"id": approval["id"], "approve": False}
+            await registry.execute("approvals.answer", answer, BOSS)
+            assert (await run.result()).data["result"] == ErrorCode.ACCESS_DENIED
+    assert bank.fed == []
+
+
+async def test_the_seconds_of_a_subscription_do_not_include_the_wait_for_its_approval() -> None:
+    bank = Bank(ApprovalRule(hold=60))
+    authority = Authority()
+    registry = OperationRegistry(bank.operations(), authority=authority)
+    registry.register_object(authority.approvals)
+    registry.register_all(Code(registry))
+    script = "return await bank.feed(account='A', seconds=0.05)"
+    with time_limit(60):
+        async with registry:
+            call = asyncio.Task(registry.execute("code.run", {"script": script}, ADA))
+            async with registry.subscribe("approvals.watch", {}, BOSS) as pages:
+                async for page in pages:
+                    for asked in page.data["approvals"]:
+                        answer = {"id": asked["id"], "approve": True}
+                        await registry.execute("approvals.answer", answer, BOSS)
+                    if page.data["approvals"] or call.done():
+                        break
+            assert (await call).data["result"] == [1, 2, 3]

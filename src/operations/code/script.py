@@ -14,23 +14,22 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from hashlib import sha256
 from itertools import islice
-from math import isnan
 from secrets import token_bytes
 from time import time
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
 from operations.base.errors import CallError, ErrorCode, operation_not_found
-from operations.base.json.values import as_json, canonical, is_list, is_object, to_json
+from operations.base.json.values import as_json, is_list, is_object, to_json
 from operations.base.text import printable
 from operations.base.types import JSONObject
 from operations.code import stubs
+from operations.code.bounded import Bounds, items_of
 from operations.code.config import CodeLimits, digest_of
-from operations.code.names import BASE_ERROR, BOUNDS, Names, parameters_of
+from operations.code.names import BASE_ERROR, Names, parameters_of
 from operations.code.sandbox import (
     PRINTS_TOO_MUCH,
     Called,
@@ -396,7 +395,9 @@ class Execution:
         # As for every caller that is a model, input is converted if no information is lost.
         child = context.child(operation_id).changed(lenient=True)
         if spec.type is OperationType.SUBSCRIPTION:
-            return await self._items(spec, value, bounds, context, child)
+            return await items_of(
+                self._registry, operation_id, value, Bounds(bounds), context, child
+            )
         scope = context.scope
         envelope = await context.nest(
             self._registry.execute(operation_id, value, child)
@@ -409,34 +410,6 @@ class Execution:
         path = call.operation_id if call.operation_id not in self._names.names else ""
         name = path or self._names.python(call.operation_id)
         return operation_not_found(name, f"There is no operation {name}: find it with code.search")
-
-    async def _items(
-        self,
-        spec: OperationSpec,
-        value: Any,
-        bounds: JSONObject,
-        context: OperationContext,
-        child: OperationContext,
-    ) -> list[Any]:
-        """Return the items of a subscription, as many as arrive within its bounds."""
-        most, seconds = (_bounded(bounds.get(each, BOUNDS[each]), BOUNDS[each]) for each in BOUNDS)
-        most = int(most)
-
-        async def collect() -> list[Any]:
-            items: list[Any] = []
-            stream = self._registry.subscribe(spec.id, value, child)
-            # Aborted with this call.
-            context.hold(stream)
-            with suppress(TimeoutError, StopAsyncIteration):
-                async with asyncio.timeout(seconds):
-                    while len(items) < most:
-                        envelope = await anext(cast("Any", stream))
-                        items.append(_plain_result(envelope.raise_for_error().data))
-            stream.abort()
-            return items
-
-        digest = sha256(canonical([spec.id, value, most, seconds])).hexdigest()[:32]
-        return cast("list[Any]", await context.step(f"items:{digest}", collect))
 
     def _exception(self, call: ScriptCall, error: CallError) -> JSONObject:
         slot = self._slots.get(error.code, _BASE_SLOT)
@@ -530,21 +503,6 @@ def _seconds(value: Any) -> float:
         return max(0.0, float(value))
     except (TypeError, ValueError, OverflowError):
         return 0.0
-
-
-def _bounded(value: Any, most: float) -> float:
-    """Return a bound of a subscription, at most the largest.
-
-    Raises:
-        CallError: `VALIDATION_ERROR` if it is not a number.
-    """
-    with suppress(TypeError, ValueError):
-        number = value if isinstance(value, int) else float(value)
-        # A NaN would disorder the timers of the event loop.
-        if not isnan(min(number, most)):
-            return min(number, most)
-    message = "max_items and seconds must be numbers"
-    raise CallError(ErrorCode.VALIDATION_ERROR, message, begun=False)
 
 
 def _plain_result(data: Any) -> Any:

@@ -164,6 +164,10 @@ class Reach(msgspec.Struct, frozen=True, eq=False):
         return spec is not None and not spec.authority
 
 
+ReadStream: TypeAlias = Callable[[Stream], Awaitable[Any]]
+"""Reads a subscription to the end that its reader chooses; returns a JSON value."""
+
+
 class RunScope(Protocol):
     """The run that a call belongs to: records the steps of its handler, so that none is repeated after a crash."""
 
@@ -210,6 +214,31 @@ class RunScope(Protocol):
         self, registry: Caller, operation_id: str, input: Any, child: "OperationContext"
     ) -> ResponseEnvelope[Any]:
         """Make a nested call as a step: return the recorded result, or run the call and record its result."""
+        ...
+
+    def begin_stream(self) -> None:
+        """Note that the handler of a subscription begins."""
+        ...
+
+    async def read(
+        self,
+        registry: Caller,
+        operation_id: str,
+        input: Any,
+        child: "OperationContext",
+        read: ReadStream,
+        bounds: JSONObject,
+    ) -> Any:
+        """Read a nested subscription as a step: return the recorded result, or read it and record the result.
+
+        Args:
+            registry: The registry of the operation.
+            operation_id: The subscription.
+            input: Its input.
+            child: The context of the nested call.
+            read: Reads it. Called again if a person has to approve the subscription first.
+            bounds: What `read` depends on: with the input, it names the step.
+        """
         ...
 
     async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:

@@ -76,6 +76,8 @@ async def _items(
         plan, value = await admitted(plan, value, context)
         value, inner = await guard(plan, value, context)
         with recorded(plan, context):
+            if inner.scope is not None:
+                inner.scope.begin_stream()
             try:
                 opened = plan.handler(value, inner)
                 opened = await opened if inspect.isawaitable(opened) else opened

@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -28,10 +29,11 @@ from operations.base.errors import (
 )
 from operations.base.json.values import JSONValueError, object_of, to_json
 from operations.base.tasks import start_task
+from operations.base.types import JSONObject
 from operations.contract.access import Identity
 from operations.contract.channel import CallerChannel
 from operations.contract.context import Caller as Calls
-from operations.contract.context import OperationContext, RunScope
+from operations.contract.context import OperationContext, ReadStream, RunScope
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import Operation, OperationType
 from operations.registry.runs import Run, RunState, RunStatus
@@ -297,7 +299,7 @@ class Session:
                 finally:
                     self._change(working=-steps)
             except CallError as error:
-                if not _needs_approval(error) or scope.has_begun:
+                if not scope.needs_approval(error):
                     raise
                 await self._wait_for_approval(ROOT, error)
 
@@ -436,12 +438,7 @@ class Session:
             CallError: The recorded error, or that of the call.
         """
         await self._enforce_open()
-        try:
-            name = self.names.take(parent, operation_id, input)
-        except JSONValueError:
-            # The call is rejected before its handler; or it has files, which cannot be recorded.
-            message = f"A call of {operation_id} in a run needs an input that is JSON"
-            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
+        name = self._named(parent, operation_id, input)
         step = self.recorded.get(name)
         if step is not None:
             self.recorded.ask(step)
@@ -454,9 +451,22 @@ class Session:
             try:
                 return await self._call(scope, registry, operation_id, input, child)
             except CallError as error:
-                if not _needs_approval(error) or scope.has_begun:
+                if not scope.needs_approval(error):
                     raise
                 await self._wait_for_approval(name, error)
+
+    def _named(self, parent: str, operation_id: str, input: Any) -> str:
+        """Return the name of the step that a nested call is.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if its input is not JSON.
+        """
+        try:
+            return self.names.take(parent, operation_id, input)
+        except JSONValueError:
+            # The call is rejected before its handler; or it has files, which cannot be recorded.
+            message = f"A call of {operation_id} in a run needs an input that is JSON"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
 
     async def _call(
         self,
@@ -477,7 +487,7 @@ class Session:
             envelope = await registry.execute(operation_id, input, child.changed(scope=scope))
         except CallError as error:
             await self._enforce_open()
-            if _needs_approval(error) and not scope.has_begun:
+            if scope.needs_approval(error):
                 pass
             elif error.begun is False:
                 await self._forget(scope.record)
@@ -500,6 +510,40 @@ class Session:
         await self._record(scope.record, data, None)
         return envelope
 
+    async def read(
+        self,
+        parent: str,
+        registry: Calls,
+        operation_id: str,
+        input: Any,
+        child: OperationContext,
+        read: ReadStream,
+        bounds: JSONObject,
+    ) -> Any:
+        """Return what was recorded of a nested subscription, or open it, read it and record the result.
+
+        Raises:
+            CallError: The recorded error, or that of the subscription.
+        """
+        await self._enforce_open()
+        name = self._named(parent, operation_id, [input, bounds])
+        if (found := self.recorded.get(name)) is not None:
+            self.recorded.ask(found)
+            if found.is_recorded:
+                return _recorded_value(found)
+        await self._enforce_new(operation_id, name)
+        await self._enforce_open(new=True)
+        step = Step(name, parent, operation_id, QUERY, 0, 0, None, None, None)
+        while True:
+            scope = PendingCall(self, name, parent, operation_id)
+            stream = registry.subscribe(operation_id, input, child.changed(scope=scope))
+            try:
+                return await self._run_step(step, operation_id, partial(read, stream), scope)
+            except CallError as error:
+                if not scope.needs_approval(error):
+                    raise
+                await self._wait_for_approval(name, error)
+
     async def step(self, parent: str, name: str, function: Callable[[], Any], *, once: bool) -> Any:
         """Return the recorded result of a function, or run it and record its result."""
         await self._enforce_open()
@@ -509,14 +553,22 @@ class Session:
         if found is not None:
             self.recorded.ask(found)
             if found.is_recorded:
-                if found.error is not None:
-                    raise _error(found.error)
-                return msgspec.json.decode(found.result or b"null")
+                return _recorded_value(found)
         await self._enforce_new(operation, full)
         await self._enforce_open(new=True)
         step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
         if once:
             await self._mark(step)
+        return await self._run_step(step, name, function)
+
+    async def _run_step(
+        self,
+        step: Step,
+        name: str,
+        function: Callable[[], Any],
+        scope: "PendingCall | None" = None,
+    ) -> Any:
+        """Run a function, and record its result or its error, unless it waits for the approval of a call."""
         self._change(working=1)
         try:
             result = function()
@@ -524,6 +576,8 @@ class Session:
             data = self._encoded(lambda: msgspec.json.encode(result))
         except Exception as error:
             await self._enforce_open()
+            if scope is not None and scope.needs_approval(error):
+                raise
             found_error = _described(name, error)
             await self._record(step, None, found_error)
             if found_error is error:
@@ -949,6 +1003,23 @@ class HandlerScope(_Scope):
         """Make a nested call as a step."""
         return await self._session.call(self.step_name, registry, operation_id, input, child)
 
+    def begin_stream(self) -> None:
+        """Accept a subscription with the context of the handler: its items are not recorded."""
+
+    async def read(
+        self,
+        registry: Calls,
+        operation_id: str,
+        input: Any,
+        child: OperationContext,
+        read: ReadStream,
+        bounds: JSONObject,
+    ) -> Any:
+        """Read a nested subscription as a step."""
+        return await self._session.read(
+            self.step_name, registry, operation_id, input, child, read, bounds
+        )
+
     async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
         """Run a function as a step."""
         return await self._session.step(self.step_name, name, function, once=once)
@@ -996,6 +1067,22 @@ class InlineScope(_Scope):
         scope = InlineScope(self._session, self.step_name)
         return await registry.execute(operation_id, input, child.changed(scope=scope))
 
+    def begin_stream(self) -> None:
+        """Accept a subscription, which is part of the step."""
+
+    async def read(
+        self,
+        registry: Calls,
+        operation_id: str,
+        input: Any,
+        child: OperationContext,
+        read: ReadStream,
+        bounds: JSONObject,
+    ) -> Any:
+        """Read a nested subscription, which is part of the step."""
+        scope = InlineScope(self._session, self.step_name)
+        return await read(registry.subscribe(operation_id, input, child.changed(scope=scope)))
+
     async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
         """Run a function, which is part of the step."""
         result = function()
@@ -1012,7 +1099,10 @@ class InlineScope(_Scope):
 
 
 class PendingCall(InlineScope):
-    """The scope of a call until its handler begins: what its middleware calls is not recorded."""
+    """The scope of a call until its handler begins: what its middleware calls is not recorded.
+
+    The handler of a subscription keeps it: what it calls is a part of the step.
+    """
 
     def __init__(self, session: Session, name: str, parent: str, operation_id: str) -> None:
         super().__init__(session, name)
@@ -1034,14 +1124,19 @@ class PendingCall(InlineScope):
             return HandlerScope(self._session, self.step_name)
         return InlineScope(self._session, self.step_name)
 
+    def begin_stream(self) -> None:
+        """Note that the handler of the subscription begins."""
+        self.has_begun = True
+
+    def needs_approval(self, error: Exception) -> bool:
+        """Return whether the call has not begun because a person must approve it first."""
+        is_asked = isinstance(error, CallError) and error.code == ErrorCode.APPROVAL_REQUIRED
+        return is_asked and not self.has_begun
+
 
 def failed(error: CallError) -> End:
     """Return the end of a run that failed."""
     return End(RunStatus.FAILED, error=_error_wire(error))
-
-
-def _needs_approval(error: CallError) -> bool:
-    return error.code == ErrorCode.APPROVAL_REQUIRED
 
 
 def _outcome_unknown(step: Step) -> CallError:
@@ -1074,6 +1169,13 @@ def _error_bytes(error: CallError) -> bytes:
     if error.operation_id is not None:
         wire["operation"] = error.operation_id
     return msgspec.json.encode(wire)
+
+
+def _recorded_value(step: Step) -> Any:
+    """Return the recorded result of a function; raise its recorded error."""
+    if step.error is not None:
+        raise _error(step.error)
+    return msgspec.json.decode(step.result or b"null")
 
 
 def _error(data: bytes) -> CallError:
