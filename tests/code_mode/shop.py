@@ -86,9 +86,9 @@ class Meeting:
 
 
 def shop(*more: Any, **options: Any) -> OperationRegistry:
-    limits = options.pop("limits", None)
+    limits, saved = options.pop("limits", None), options.pop("saved", ())
     registry = OperationRegistry([items, order, refund, ticks, echo, *more], **options)
-    registry.register_all(Code(registry, limits=limits))
+    registry.register_all(Code(registry, limits=limits, saved=saved))
     return registry
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mcp import Client
-from tests.code_mode.shop import BUYER, GUEST, OPERATOR, items, order, run, shop
+from tests.code_mode.shop import BUYER, OPERATOR, run, shop
 from tests.limits import time_limit
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
@@ -32,6 +32,8 @@ async def order(item: int) -> int:
     return item
 '''
 
+REPORT = "return [await shop.order(item=each['id']) for each in await shop.items(limit=arguments['limit'])]"
+
 
 async def test_an_mcp_server_lists_only_the_two_tools() -> None:
     async with shop() as registry, Client(to_mcp(registry, disclosure="code")) as client:
@@ -44,6 +46,23 @@ async def test_an_mcp_server_lists_only_the_two_tools() -> None:
     assert result.structured_content["result"] == 5
     assert failed.is_error
     assert "SCRIPT_REJECTED" in str(failed)
+
+
+async def test_clients_of_an_mcp_server_find_and_call_saved_scripts_in_scripts() -> None:
+    saved = SavedScript(id="report.daily", script=REPORT, description="Send the daily report.")
+    async with (
+        shop(saved=[saved]) as registry,
+        Client(to_mcp(registry, disclosure="code", identity=BUYER.identity)) as client,
+    ):
+        tools = (await client.list_tools()).tools
+        found = await client.call_tool("code__search", {"query": "daily report"})
+        arguments = {"script": "return await report.daily(limit=2)"}
+        result = await client.call_tool("code__run", arguments)
+    assert len(tools) == 2
+    assert found.structured_content is not None
+    assert "async def daily(self, **more: Any)" in found.structured_content["stubs"]
+    assert result.structured_content is not None
+    assert result.structured_content["result"] == [{"ordered": 0}, {"ordered": 1}]
 
 
 async def test_a_server_without_code_mode_lists_the_gateway() -> None:
@@ -181,22 +200,3 @@ def test_a_script_with_errors_is_not_saved(folder: Path) -> None:
     assert command(folder, "code", "save", "report.wrong", "wrong.py").returncode == 1
     assert command(folder, "code", "save", "shop.items", "script.py").returncode == 2
     assert (folder / "operations.toml").read_text() == before
-
-
-async def test_a_saved_script_has_no_authority_and_cannot_be_run_by_a_script() -> None:
-    saved = SavedScript(id="saved.order", script="return await shop.order(item=arguments['item'])")
-    nested = "try:\n    await eval('saved').order(item=1)\nexcept CallError as e:\n    return error_of(e)['details']"
-    registry = OperationRegistry([items, order])
-    registry.register_all(Code(registry, saved=[saved]))
-    async with registry:
-        assert (await registry.execute("saved.order", {"item": 3}, BUYER)).data == {"ordered": 3}
-        with pytest.raises(CallError) as caught:
-            await registry.execute("saved.order", {"item": 3}, GUEST)
-        assert caught.value.code == "SCRIPT_REJECTED"
-        assert await run(registry, nested) == {"limit": "scripts"}
-        # Scripts that cannot call it do not find it, and are rejected before their first call.
-        found = await registry.execute("code.search", {"query": "saved order"}, BUYER)
-        assert "saved" not in str(found.data)
-        with pytest.raises(CallError) as caught:
-            await run(registry, "await shop.items()\nawait saved.order(item=1)")
-        assert caught.value.code == "SCRIPT_REJECTED"

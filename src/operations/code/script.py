@@ -30,6 +30,7 @@ from operations.code import stubs
 from operations.code.bounded import Bounds, items_of
 from operations.code.config import CodeLimits, digest_of
 from operations.code.names import BASE_ERROR, Names, parameters_of
+from operations.code.nesting import Nesting, calling
 from operations.code.sandbox import (
     PRINTS_TOO_MUCH,
     Called,
@@ -156,6 +157,7 @@ class Execution:
         registry: The operations.
         names: Their names.
         limits: The limits.
+        nesting: Its place among the scripts that call each other.
         arguments: The input of a saved script; None for any other.
     """
 
@@ -166,6 +168,7 @@ class Execution:
         registry: OperationRegistry,
         names: Names,
         limits: CodeLimits,
+        nesting: Nesting,
         arguments: JSONObject | None = None,
     ) -> None:
         self._arguments = arguments
@@ -182,7 +185,8 @@ class Execution:
         self._objects: dict[UUID, tuple[str, ...]] = {}
         self._waiting: dict[int, ScriptCall | float] = {}
         self._tasks: dict[int, asyncio.Task[JSONObject]] = {}
-        self._places = asyncio.Semaphore(limits.concurrent)
+        self._nesting = nesting
+        self._places = nesting.tree.places(nesting.level)
         self._raised: dict[str, CallError] = {}
         self.session: Session | None = None
 
@@ -217,6 +221,7 @@ class Execution:
             CallError: If a limit is exceeded, or the error of a call that the script does not catch is one that its
                 caller has to act on.
         """
+        calling.set(self._nesting)
         async with sandbox.session(self._limits, source) as session:
             self.session = session
             try:
@@ -308,6 +313,10 @@ class Execution:
         if len(self.calls) + len(self._waiting) >= 2 * self._limits.calls:
             raise LimitError("calls", f"The script waits more than {self._limits.calls} times")
 
+    def _enforce_calls(self) -> None:
+        if self._nesting.tree.is_spent:
+            raise LimitError("calls", f"The script makes more than {self._limits.calls} calls")
+
     async def _call(self, session: Session, turn: Called) -> Turn:
         path = () if turn.target is None else self._objects.get(turn.target, ())
         if turn.name != "__call__":
@@ -317,8 +326,8 @@ class Execution:
             return await session.raise_error(
                 {"exc_type": "NameError", "message": f"name {what!r} is not defined"}
             )
-        if len(self.calls) >= self._limits.calls:
-            raise LimitError("calls", f"The script makes more than {self._limits.calls} calls")
+        self._nesting.tree.count_call()
+        self._enforce_calls()
         # An operation that is hidden from the caller and one that does not exist are the same to the script.
         operation_id = self._names.operations[path[0]].get(path[1], ".".join(path))
         call = ScriptCall(turn, operation_id, self.script.line_at(turn.offset))
@@ -336,6 +345,8 @@ class Execution:
                 self._tasks[each] = asyncio.Task(self._slept(waiting))
         pending = {each: self._tasks[each] for each in turn.ids if each in self._tasks}
         await asyncio.wait(pending.values(), return_when=asyncio.FIRST_COMPLETED)
+        # A saved script that it has called may have used them up.
+        self._enforce_calls()
         done = {each: task for each, task in pending.items() if task.done()}
         for each in done:
             del self._tasks[each]

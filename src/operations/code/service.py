@@ -23,6 +23,7 @@ from operations.base.types import JSONObject
 from operations.code.config import CodeLimits, SavedScript, digest_of
 from operations.code.diagnostics import Diagnostic, diagnostics_of
 from operations.code.names import NAMESPACE, Names, NameTable
+from operations.code.nesting import MAX_LEVELS, Nesting, Tree, calling
 from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
 from operations.code.script import ARGUMENTS, Execution, LimitError, Script, may_be_scripted
 from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_operations
@@ -138,12 +139,12 @@ class Code:
         self.limits = limits or CodeLimits()
         self._registry, self._checks = registry, checks
         self._names = NameTable(registry)
-        saved = tuple(saved)
-        self._scripts = frozenset(each.id for each in saved)
         self._gateway = Gateway(registry, shows=self._shows, describes=self._shows)
-        self._sandbox = Sandbox(self.limits.processes)
-        self._slots = Bulkhead("scripts", self.limits.processes, patience=self.limits.wall)
+        self._sandbox = Sandbox(self.limits.processes * MAX_LEVELS)
+        self._slots = [self._bulkhead(self.limits.processes) for _ in range(MAX_LEVELS)]
         self._running = Counter[str]()
+        self._nested: dict[tuple[str, int], Bulkhead] = {}
+        """The places of each caller for saved scripts that its scripts call."""
         self._sources: dict[tuple[str, ...], str] = {}
         """Stubs for the check of scripts that name the same operations."""
         self._cached_for: Names | None = None
@@ -268,13 +269,12 @@ class Code:
         check_only: bool = False,
         arguments: JSONObject | None = None,
     ) -> ScriptResult:
-        if context.claim is not None:
-            raise LimitError("scripts", "A script cannot run scripts")
+        nesting = self._nesting(context, is_saved=arguments is not None)
         if len(script.encode("utf-8", "surrogatepass")) > self.limits.script:
             raise LimitError("script", f"A script has at most {self.limits.script} bytes")
         names = self._names.current()
         execution = Execution(
-            Script(script), context, self._registry, names, self.limits, arguments
+            Script(script), context, self._registry, names, self.limits, nesting, arguments
         )
         # A later attempt of a run must not be rejected after calls of the first one.
         is_first = context.run is None or context.run.state.attempt <= 1
@@ -282,7 +282,7 @@ class Code:
         source = self._source(script, context) if checks else None
         if source is not None and (arguments is not None or check_only):
             source = f"{source}{ARGUMENTS}: dict[str, Any]\n"
-        async with self._place(context):
+        async with self._place(context, nesting.level):
             try:
                 if check_only:
                     await execution.check(self._sandbox, source or "")
@@ -314,10 +314,29 @@ class Code:
 
     # ------------------------------------------------------------ parts
 
+    def _nesting(self, context: OperationContext, *, is_saved: bool) -> Nesting:
+        """Return the place of a script among those that call each other.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if a script runs a script that is not saved, or they are nested too deeply.
+        """
+        if context.claim is None:
+            return Nesting(Tree(self.limits), 0)
+        outer = calling.get()
+        if not is_saved or outer is None:
+            raise LimitError("scripts", "A script cannot run scripts, except saved ones")
+        found = outer.inner()
+        if found is None:
+            raise LimitError("depth", f"More than {MAX_LEVELS} scripts are nested in each other")
+        return found
+
+    def _bulkhead(self, limit: int) -> Bulkhead:
+        return Bulkhead("scripts", limit, patience=self.limits.wall)
+
     def _shows(self, spec: OperationSpec, context: OperationContext) -> bool:
-        """Return whether a caller may call an operation in a script; a script cannot run scripts."""
-        is_script = spec.namespace == NAMESPACE or spec.id in self._scripts
-        return not is_script and may_be_scripted(spec) and may_call(spec, context)
+        """Return whether a caller may call an operation in a script."""
+        is_own = spec.namespace == NAMESPACE
+        return not is_own and may_be_scripted(spec) and may_call(spec, context)
 
     def _visible(self, context: OperationContext) -> Iterator[OperationSpec]:
         return (
@@ -361,9 +380,16 @@ class Code:
         )
 
     @asynccontextmanager
-    async def _place(self, context: OperationContext) -> AsyncGenerator[None]:
-        """Hold one of the places for scripts."""
+    async def _place(self, context: OperationContext, level: int) -> AsyncGenerator[None]:
+        """Hold one of the places for scripts of a level."""
         key = "" if context.identity is None else context.identity.limit_key
+        own = self._nested_place(key, level) if level else self._first_place(key, context)
+        async with own, self._slots[level]:
+            yield
+
+    @asynccontextmanager
+    async def _first_place(self, key: str, context: OperationContext) -> AsyncGenerator[None]:
+        """Hold one of the places of a caller; reject the script if there is none."""
         if context.identity is not None and self._running[key] >= self.limits.per_caller:
             message = f"{self.limits.per_caller} scripts of this caller are running"
             raise CallError(
@@ -371,12 +397,24 @@ class Code:
             )
         self._running[key] += 1
         try:
-            async with self._slots:
-                yield
+            yield
         finally:
             self._running[key] -= 1
             if not self._running[key]:
                 del self._running[key]
+
+    @asynccontextmanager
+    async def _nested_place(self, key: str, level: int) -> AsyncGenerator[None]:
+        """Hold one of the places of a caller for saved scripts; wait for it, because the outer script waits as well."""
+        bulkhead = self._nested.get((key, level))
+        if bulkhead is None:
+            bulkhead = self._nested[key, level] = self._bulkhead(self.limits.per_caller)
+        try:
+            async with bulkhead:
+                yield
+        finally:
+            if not bulkhead.calls:
+                self._nested.pop((key, level), None)
 
     def _crashed(self, error: CrashedError, execution: Execution) -> CallError:
         if error.timed_out:
