@@ -14,6 +14,7 @@ from operations import (
     ErrorDefinition,
     Operation,
     OperationContext,
+    OperationRegistry,
     OperationSpec,
     OperationType,
     from_schema,
@@ -25,8 +26,18 @@ from operations.contract.events import CallStarted
 
 async def refused(script: str, context: OperationContext = OPERATOR, **options: Any) -> CallError:
     async with shop(**options) as registry:
-        with pytest.raises(CallError) as caught:
-            await run(registry, script, context)
+        return await refused_by(registry, script, context)
+
+
+async def refused_by(
+    registry: OperationRegistry,
+    script: str,
+    context: OperationContext = OPERATOR,
+    *,
+    check_only: bool = False,
+) -> CallError:
+    with pytest.raises(CallError) as caught:
+        await registry.execute("code.run", {"script": script, "check_only": check_only}, context)
     return caught.value
 
 
@@ -106,6 +117,7 @@ async def test_an_exception_of_the_script_is_an_error_with_its_trace() -> None:
         ("(await shop.items())[0]['nme']", 1, 'did you mean "name"'),
         ("import shop", 1, "remove the import"),
         ("import requests", 1, "only some modules"),
+        ("import asyncio\nasyncio.create_task(shop.items())", 2, "only gather, run and sleep"),
         ("shop.items(limit=1)[0]", 1, "await"),
         ("await shop.items(kind='pencil')", 1, "pen"),
         ("await shopp.items()", 1, 'Did you mean "shop"?'),
@@ -422,3 +434,134 @@ async def test_errors_with_the_names_of_types_do_not_change_the_stubs() -> None:
         with pytest.raises(CallError) as caught:
             await run(registry, f"# {names.split()[0]}\nawait shop.itmes()")
         assert 'Did you mean "items"?' in str(caught.value)
+
+
+OTHER_ERRORS = (
+    "1 / 0",
+    "int('x')",
+    "{}['a']",
+    "[][0]",
+    "None.x",
+    "{} + 1",
+    "decimal.Decimal('x')",
+    "decimal.Decimal(1) / 0",
+    "decimal.Decimal(0) / 0",
+    "decimal.Decimal('1e999999') * 10",
+    "open('x')",
+    "os.listdir('/')",
+    "os.getenv('HOME')",
+    "pathlib.Path('x').read_text()",
+    "json.loads('{')",
+)
+
+
+@pytest.mark.parametrize("names_decimal", [False, True])
+async def test_call_error_catches_errors_of_calls_only(*, names_decimal: bool) -> None:
+    lines = [each for each in OTHER_ERRORS if "decimal" not in each or names_decimal]
+    imports = "import json, os, pathlib" + (", decimal" if names_decimal else "")
+    tries = "".join(
+        f"try:\n    eval({each!r})\nexcept CallError as error:\n    caught.append({each!r})\n"
+        f"except Exception:\n    others += 1\n"
+        for each in lines
+    )
+    script = (
+        f"{imports}\ncaught = []\nothers = 0\n{tries}"
+        "try:\n    await shop.order(item=13)\nexcept CallError as error:\n    caught.append('call')\n"
+        "return [caught, others]"
+    )
+    async with shop() as registry:
+        assert await run(registry, script, BUYER) == [["call"], len(lines)]
+
+
+async def test_call_error_does_not_catch_decimal_errors_of_traps() -> None:
+    script = (
+        "import decimal\nfound = []\n"
+        "for trap in (decimal.Inexact, decimal.Rounded):\n"
+        "    decimal.getcontext().traps[trap] = True\n"
+        "    try:\n        decimal.Decimal(1) / 3\n"
+        "    except CallError:\n        found.append('call')\n"
+        "    except decimal.DecimalException:\n        found.append('decimal')\n"
+        "return found"
+    )
+    async with shop() as registry:
+        assert await run(registry, script) == ["decimal", "decimal"]
+
+
+@pytest.mark.parametrize(("prefix", "count"), [("", 7), ("import decimal\n", 5)])
+async def test_each_class_catches_its_own_errors_only(prefix: str, count: int) -> None:
+    codes = [f"FAULT_{letter}" for letter in "ABCDEFG"[:count]]
+
+    @operation("shop.fail", errors=[ErrorDefinition(code, "It fails.") for code in codes])
+    async def fail(code: str) -> None:
+        raise CallError(code, "failed")
+
+    foreign = "ZeroDivisionError, TypeError, ValueError, LookupError, RuntimeError"
+    clauses = "".join(
+        f"    except Fault{code[-1]}:\n        found.append({code!r})\n" for code in codes
+    )
+    script = (
+        f"{prefix}found = []\nfor code in {codes!r} + ['OTHER']:\n"
+        f"    try:\n        await shop.fail(code=code)\n    except ({foreign}):\n        found.append('foreign')\n"
+        f"{clauses}    except CallError as error:\n        found.append(error_of(error)['code'])\n"
+        "return found"
+    )
+    async with shop(fail) as registry:
+        assert await run(registry, script) == [*codes, "OTHER"]
+        many = script.replace("return found", "return found  # AccessDenied")
+        error = await refused_by(registry, many)
+    assert error.details == {"limit": "errors"}
+
+
+async def test_traces_have_the_names_of_the_script() -> None:
+    for prefix in ("", "import decimal\n"):
+        for name in ("OutOfStock", "CallError"):
+            unused = f"{prefix}# {name}\nawait shop.order(item=13)"
+            error = await refused(unused, BUYER)
+            assert error.details["error"] == name
+            assert "Error:" not in str(error).replace("CallError:", "")
+
+
+@pytest.mark.parametrize(
+    ("call", "is_rejected"),
+    [
+        ("asyncio.gather(*calls, return_exceptions=True)", True),
+        (
+            "asyncio.gather(\n    *[each for each in calls],\n    return_exceptions = False,\n)",
+            True,
+        ),
+        ("gather(*calls, return_exceptions=True)", True),
+        ("asyncio.gather(*calls)", False),
+        ("asyncio.gather(*[shop.echo(value='gather(return_exceptions=True)')])", False),
+        ("asyncio.gather(*[shop.echo(value=dict(return_exceptions=True))])", False),
+        ("asyncio.gather(*calls)  # return_exceptions=True", False),
+    ],
+)
+async def test_gather_with_return_exceptions_is_rejected_before_the_first_call(
+    call: str, *, is_rejected: bool
+) -> None:
+    script = (
+        "import asyncio\nfrom asyncio import gather\nawait shop.order(item=1)\n"
+        f"calls = [shop.items(limit=1)]\nreturn await {call}"
+    )
+    async with shop() as registry:
+        if not is_rejected:
+            assert len(await run(registry, script, BUYER)) == 1
+            return
+        error = await refused_by(registry, script, BUYER)
+        (found,) = error.details["diagnostics"]
+        checked = await refused_by(registry, script, BUYER, check_only=True)
+    assert error.code == checked.code == "SCRIPT_REJECTED"
+    assert found["line"] == (7 if "\n" in call else 5)
+    assert "return_exceptions" in found["message"]
+    assert "Catch CallError in an async function" in found["hint"]
+
+
+async def test_an_operation_may_be_called_gather() -> None:
+    @operation("tasks.gather", type="query")
+    async def collect(return_exceptions: bool) -> bool:
+        return return_exceptions
+
+    async with shop(collect) as registry:
+        assert await run(registry, "return await tasks.gather(return_exceptions=True)") is True
+        script = "def gather(return_exceptions=1):\n    return 2\nreturn gather()"
+        assert await run(registry, script) == 2

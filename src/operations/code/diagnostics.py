@@ -21,6 +21,7 @@ _MAX_MESSAGE: Final = 500
 _NO_ATTRIBUTE = re.compile(r"type `(\w+)` has no attribute `(\w+)`")
 _NO_NAME = re.compile(r"Name `(\w+)` used when not defined")
 _REASSIGNED = re.compile(r"is not assignable to `(\w+)`")
+_NO_TASK = re.compile(r"Module `asyncio` has no member")
 _NO_MODULE = re.compile(r"[Cc]annot resolve imported module `([\w.]+)`")
 
 
@@ -88,6 +89,8 @@ def _hint(message: str, names: Names, visible: list[OperationSpec]) -> str | Non
         if found[1] in names.operations:
             return f"{found[1]} is defined already: remove the import."
         return "The sandbox has only some modules of the standard library, and no packages."
+    if _NO_TASK.search(message):
+        return "asyncio has only gather, run and sleep here: gather coroutines instead of tasks."
     if (found := _REASSIGNED.search(message)) and (name := _namespace_of(found[1], names)):
         return f"{name} has the operations {name}.*: choose another name for the variable."
     if "is not awaitable" in message or "Coroutine" in message or "CoroutineType" in message:

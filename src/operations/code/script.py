@@ -12,7 +12,6 @@ import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from secrets import token_bytes
@@ -29,7 +28,8 @@ from operations.base.types import JSONObject
 from operations.code import stubs
 from operations.code.bounded import Bounds, items_of
 from operations.code.config import CodeLimits, digest_of
-from operations.code.names import BASE_ERROR, Names, parameters_of
+from operations.code.errors import NO_SYSTEM, ScriptErrors
+from operations.code.names import Names, parameters_of
 from operations.code.nesting import Nesting, calling
 from operations.code.sandbox import (
     PRINTS_TOO_MUCH,
@@ -49,37 +49,6 @@ from operations.code.values import to_plain
 from operations.contract.context import OperationContext, may_call
 from operations.contract.specs import OperationSpec, OperationType
 from operations.registry.registry import OperationRegistry
-
-_SLOTS: Final = (
-    "Clamped", "ConversionSyntax", "DivisionImpossible", "DivisionUndefined", "InvalidContext", "Rounded", "Subnormal",
-    "Inexact", "FloatOperation", "Underflow",
-)  # fmt: skip
-"""Classes of the interpreter that stand for the errors of calls: it has no inheritance, but these have a common base,
-and it never raises them itself."""
-
-_BASE_SLOT: Final = "DecimalException"
-
-MAX_ERRORS: Final = len(_SLOTS)
-"""The largest number of error classes that a script may name."""
-
-_PREAMBLE: Final = """\
-import decimal as _decimal
-import json as _json
-CallError = _decimal.DecimalException
-{classes}
-def error_of(error):
-    text = str(error)
-    head, separator, details = text.rpartition("\\ndetails: ")
-    if not separator:
-        head, details = text, "null"
-    code, separator, message = head.partition(": ")
-    if separator and isinstance(error, _decimal.DecimalException):
-        try:
-            return {{"code": code, "message": message, "details": _json.loads(details)}}
-        except ValueError:
-            pass
-    return {{"code": type(error).__name__, "message": text, "details": None}}
-"""
 
 _MAX_CLAIM: Final = 200
 """The largest number of characters of a line of a script, or of a value, that an approver sees."""
@@ -175,19 +144,19 @@ class Execution:
         self.script = script
         self.calls: list[ScriptCall] = []
         self._context, self._registry, self._names, self._limits = context, registry, names, limits
-        self._named_errors = stubs.used_errors(names, script.text)
-        if len(self._named_errors) > MAX_ERRORS:
-            raise LimitError(
-                "errors",
-                f"A script may name {MAX_ERRORS} classes of errors; catch CallError and compare error_of(e)['code']",
+        named = stubs.used_errors(names, script.text)
+        self._errors = ScriptErrors(names, named, stubs.words_of(script.text))
+        if len(named) > self._errors.most:
+            message = (
+                f"This script may name {self._errors.most} classes of errors; catch CallError and compare "
+                "error_of(e)['code']"
             )
-        self._slots = dict(zip(self._named_errors, _SLOTS, strict=False))
+            raise LimitError("errors", message)
         self._objects: dict[UUID, tuple[str, ...]] = {}
         self._waiting: dict[int, ScriptCall | float] = {}
         self._tasks: dict[int, asyncio.Task[JSONObject]] = {}
         self._nesting = nesting
         self._places = nesting.tree.places(nesting.level)
-        self._raised: dict[str, CallError] = {}
         self.session: Session | None = None
 
     @property
@@ -225,7 +194,7 @@ class Execution:
         async with sandbox.session(self._limits, source) as session:
             self.session = session
             try:
-                await session.prepare(self._preamble())
+                await session.prepare(self._errors.preamble)
                 turn = await session.start(
                     self.script.text, self._inputs(), self._limits.output, checks=source is not None
                 )
@@ -238,11 +207,6 @@ class Execution:
         return self._result(turn.value)
 
     # ------------------------------------------------------------ turns
-
-    def _preamble(self) -> str:
-        names = self._names.errors
-        classes = [f"{names[code]} = _decimal.{slot}" for code, slot in self._slots.items()]
-        return _PREAMBLE.format(classes="\n".join(classes))
 
     def _inputs(self) -> Mapping[str, Any]:
         words = stubs.words_of(self.script.text)
@@ -307,7 +271,10 @@ class Execution:
             elif name == "date.today":
                 value = moment.date()
             return await session.answer(value)
-        return await session.refuse()
+        if name in ("import", "import_stubs"):
+            return await session.refuse()
+        message = f"Scripts have no files, network or environment: {name}"
+        return await session.raise_error({"exc_type": NO_SYSTEM, "message": message})
 
     def _enforce_room(self) -> None:
         if len(self.calls) + len(self._waiting) >= 2 * self._limits.calls:
@@ -376,7 +343,7 @@ class Execution:
                 call.result = await self._made(call)
             except CallError as error:
                 call.outcome = error.code
-                return self._exception(call, error)
+                return self._errors.exception(error)
             call.outcome = "success"
             call.shown = _shown(_glimpse(call.result))
             return {"return_value": call.result}
@@ -421,18 +388,6 @@ class Execution:
         path = call.operation_id if call.operation_id not in self._names.names else ""
         name = path or self._names.python(call.operation_id)
         return operation_not_found(name, f"There is no operation {name}: find it with code.search")
-
-    def _exception(self, call: ScriptCall, error: CallError) -> JSONObject:
-        slot = self._slots.get(error.code, _BASE_SLOT)
-        # Newlines would let a message pose as details.
-        message = f"{error.code}: {' '.join(error.message.split())}"[:_MAX_MESSAGE]
-        with suppress(TypeError, ValueError):
-            if error.details is not None:
-                details = msgspec.json.encode(to_json(error.details)).decode()
-                if len(details) <= _MAX_DETAILS:
-                    message = f"{message}\ndetails: {details}"
-        self._raised[message] = error
-        return {"exc_type": f"decimal.{slot}", "message": message}
 
     def _claim(self, call: ScriptCall) -> JSONObject:
         """Return what the script claims about a call, for a person who approves it."""
@@ -483,18 +438,11 @@ class Execution:
             return LimitError("calls", "The script calls, sleeps or reads the clock too often")
         if error.kind == "RecursionError":
             return LimitError("recursion", "The script has more than 500 nested calls")
-        cause = self._raised.get(error.message)
+        cause = self._errors.cause(error.message)
         if cause is not None and cause.code == ErrorCode.APPROVAL_REQUIRED:
             return cause
-        names = {slot: self._names.errors[code] for code, slot in self._slots.items()}
-        names[_BASE_SLOT] = BASE_ERROR
-        found = re.compile(rf"\b(?:_?decimal\.)({'|'.join(names)})\b")
-
-        def named(text: str) -> str:
-            return found.sub(lambda match: names[match[1]], text)
-
-        error.trace = named(error.trace).replace('"<python-input-1>"', "script")
-        error.kind = named(error.kind)
+        error.trace = self._errors.named(error.trace).replace('"<python-input-1>"', "script")
+        error.kind = self._errors.named(error.kind)
         error.cause = cause
         return error
 
@@ -504,8 +452,6 @@ ARGUMENTS: Final = "arguments"
 
 _STOP: Final = "operations_check_"
 
-_MAX_MESSAGE: Final = 2_000
-_MAX_DETAILS: Final = 4_000
 _MAX_RANDOM: Final = 4_096
 
 

@@ -27,6 +27,7 @@ from operations.code.nesting import MAX_LEVELS, Nesting, Tree, calling
 from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
 from operations.code.script import ARGUMENTS, Execution, LimitError, Script, may_be_scripted
 from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_operations
+from operations.code.unsupported import unsupported
 from operations.contract.access import UNGRANTED, AccessControl
 from operations.contract.context import OperationContext, may_call
 from operations.contract.functions import operation, operations_of
@@ -282,6 +283,8 @@ class Code:
         source = self._source(script, context) if checks else None
         if source is not None and (arguments is not None or check_only):
             source = f"{source}{ARGUMENTS}: dict[str, Any]\n"
+        if checks and (findings := unsupported(script, names.operations)):
+            raise _rejected(diagnostics_of(findings, names, ()))
         async with self._place(context, nesting.level):
             try:
                 if check_only:
