@@ -34,6 +34,11 @@ async def items(limit: int = 3) -> list[dict[str, int]]:
     return [{"id": number} for number in range(limit)]
 
 
+@operation("shop.quote", type="query")
+async def quote(item: int) -> int:
+    return item
+
+
 @operation("shop.order", scopes=["buy"], errors=[ErrorDefinition("OUT_OF_STOCK", "")])
 async def order(item: int, note: str = "") -> dict[str, int]:
     if item > 100:
@@ -74,7 +79,7 @@ TASKS: dict[str, list[Step]] = {
     "unexpected": [Step("shop.fail", {}), Step("shop.items", {})],
     "hidden": [Step("shop.purge", {}), Step("shop.items", {})],
     "approval": [Step("shop.transfer", {"amount": 5}), Step("shop.transfer", {"amount": 5000})],
-    "rate": [Step("shop.items", {"limit": number}) for number in range(6)],
+    "rate": [Step("shop.quote", {"item": number}) for number in range(3)],
     "many": [Step("shop.order", {"item": number}) for number in (1, 1, 2, 102, 2)],
 }
 
@@ -93,7 +98,9 @@ class Trace(NamedTuple):
 
 
 def registry_of(folder: Path) -> OperationRegistry:
-    marked: list[Any] = [operation_of(each) for each in (items, order, fail, transfer, purge)]
+    marked: list[Any] = [
+        operation_of(each) for each in (items, quote, order, fail, transfer, purge)
+    ]
     rule = ApprovalRule(when={"properties": {"amount": {"minimum": 1000}}})
     ready: list[Operation] = [
         replace(each, approve=rule) if each.spec.id == "shop.transfer" else each for each in marked
@@ -101,7 +108,8 @@ def registry_of(folder: Path) -> OperationRegistry:
     folder.mkdir()
     registry = OperationRegistry(ready)
     registry.record(Ledger(folder / "ledger.jsonl", KEY))
-    configure_tools(registry, {"shop.items": ToolConfig(rate=5)})
+    # One call, and another one after longer than any test takes.
+    configure_tools(registry, {"shop.quote": ToolConfig(rate=0.0001)})
     return registry
 
 
@@ -197,6 +205,8 @@ async def test_a_script_does_what_single_calls_do(task: str, caller: str, tmp_pa
     assert script.ledger == single.ledger
     # To a script, an operation that its caller may not call does not exist, as at every entry point.
     assert [shown(each) for each in script.outcomes] == [shown(each) for each in single.outcomes]
+    if task == "rate":
+        assert script.outcomes == [0, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"]
 
 
 def shown(outcome: Any) -> Any:
