@@ -37,6 +37,8 @@ from operations.config.model import (
     KeyEntry,
     LimitsEntry,
     LogEntry,
+    RunsEntry,
+    ScheduleEntry,
     ServeEntry,
     TelemetryEntry,
     ToolEntry,
@@ -1189,6 +1191,8 @@ def test_keys_have_their_line_numbers_in_every_toml_syntax() -> None:
         (MCPServerSettings, "`[serve]`"),
         (CodeEntry, "`[code]`"),
         (WorkEntry, "`[work]`"),
+        (RunsEntry, "`[runs]`"),
+        (ScheduleEntry, "`[runs]`"),
         (LimitsEntry, "`[limits]`"),
         (LogEntry, "`[log]`"),
         (LedgerEntry, "`[record.NAME]`"),
@@ -1202,7 +1206,8 @@ def test_every_key_is_documented_in_the_section_of_its_table(entry: Any, section
     page = (PROJECT / "docs" / "config.md").read_text(encoding="utf-8")
     text = page.partition(f"### {section}")[2].partition("\n### ")[0]
 
-    names = [each.name for each in dataclasses.fields(file_class(entry)) if each.name != ADVANCED]
+    fields = msgspec.structs.fields(file_class(entry))
+    names = [each.encode_name for each in fields if each.name != ADVANCED]
     rare = [f"{ADVANCED}.{name}" for name in advanced_keys(entry)]
     names += rare
 

@@ -1,6 +1,8 @@
 """`operations call --detach`, `operations runs`, and `[runs]` in the file."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ advanced.grace = 1
 operation = "job.add"
 input = {a = 40, b = 2}
 every = 3600
-subject = "ada"
+as = "ada"
 """
 
 
@@ -175,10 +177,12 @@ def test_what_changes_a_run_is_in_the_ledger(
 
 
 def test_a_schedule_starts_one_run_for_each_slot(operations: CommandLine, folder: Path) -> None:
-    """In two processes, one after the other; as the caller that it names."""
-    for _ in range(2):
+    """In processes one after the other; as the caller that it names, and after it was seen for the first time."""
+    for _ in range(3):
         run_id = operations("call", "job.add", "a=1", "b=1", "--detach")[1]
         served(folder, run_id, "completed")
+        with closing(sqlite3.connect(folder / "runs.db")) as file, file:
+            file.execute("UPDATE meta SET value = '0' WHERE name LIKE 'schedule:%'")
 
     runs = operations.json("runs", "list", "--operation", "job.add")["runs"]
     mine = [each for each in runs if each.get("owner") == "ada"]
@@ -203,7 +207,7 @@ def test_a_config_without_runs_says_so(operations: CommandLine, folder: Path) ->
         'url = "mysql:x"',
         'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"',
         'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"\ncron = "99 * * * *"',
-        'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"\nevery = 5\nsubject = "x"',
+        'url = "sqlite:runs.db"\n[runs.schedules.x]\noperation = "job.add"\nevery = 5\nas = "x"',
     ],
 )
 def test_a_wrong_table_is_reported(operations: CommandLine, folder: Path, table: str) -> None:

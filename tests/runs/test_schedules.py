@@ -10,7 +10,7 @@ from tests.limits import time_limit
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import OPERATOR
 
-from operations import operation
+from operations import Identity, OperationContext, OperationRegistry, operation
 from operations.runs import Cron, Schedule
 
 
@@ -63,22 +63,103 @@ def test_wrong_schedules_are_rejected(options: Any) -> None:
         Schedule(operation="a.b", **options)
 
 
-async def test_two_processes_start_one_run_for_a_slot(registries: OpenRegistry) -> None:
-    made: list[int] = []
+EVERY = 10_000_000.0
+"""Seconds between two slots: the next one is far away."""
 
+
+async def make_old(registry: OperationRegistry) -> None:
+    """Let the schedules of a store be as old as the epoch, as if their processes had been down since then."""
+    store: Any = registry.run_store
+    await store.write(
+        lambda db: db.count("UPDATE meta SET value = '0' WHERE name LIKE 'schedule:%'")
+    )
+
+
+async def follow(registry: OperationRegistry) -> None:
+    """Open a registry, and wait until it has looked at its schedules."""
+    store: Any = registry.run_store
+    await store.open()
+    for each in store.following:
+        await each.looked.wait()
+
+
+@pytest.fixture
+def made() -> list[int]:
+    """The numbers with which runs were started."""
+    return []
+
+
+@pytest.fixture
+def tick(made: list[int]) -> Any:
     @operation("shop.tick")
     async def tick(number: int) -> int:
         made.append(number)
         return number
 
-    schedules = {"tick": Schedule(operation="shop.tick", input={"number": 5}, every=36_000)}
-    two = [registries(tick, schedules=schedules) for _ in range(2)]
-    for registry in two:
-        await registry.run_store.open()  # type: ignore[union-attr]
-    with time_limit(10):
-        runs = (await two[0].runs(OPERATOR)).runs
-        while not runs or not runs[0].is_final:
-            runs = (await two[0].runs(OPERATOR)).runs
-        await (await two[1].start("shop.tick", {"number": 6}, OPERATOR)).result()
+    return tick
 
-    assert made == [5, 6]
+
+def every(number: int, **options: Any) -> dict[str, Schedule]:
+    return {
+        "tick": Schedule(operation="shop.tick", input={"number": number}, every=EVERY, **options)
+    }
+
+
+async def test_a_new_schedule_waits_for_its_next_slot(
+    registries: OpenRegistry, tick: Any, made: list[int]
+) -> None:
+    for _ in range(2):
+        registry = registries(tick, schedules=every(5))
+        await follow(registry)
+        await (await registry.start("shop.tick", {"number": 6}, OPERATOR)).result()
+        await registry.aclose()
+
+    assert made == [6, 6]
+
+
+async def test_two_processes_start_one_run_for_a_missed_slot(
+    registries: OpenRegistry, tick: Any, made: list[int]
+) -> None:
+    before = registries(tick, schedules=every(5))
+    await follow(before)
+    await make_old(before)
+    await before.aclose()
+    two = [registries(tick, schedules=every(5)) for _ in range(2)]
+    with time_limit(10):
+        for registry in two:
+            await follow(registry)
+        for run in (await two[0].runs(OPERATOR)).runs:
+            await (await two[0].run(run.id, OPERATOR)).result()
+
+    assert made == [5]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        every(7),
+        every(5, context=OperationContext(identity=Identity("ada"))),
+        {"tick": Schedule(operation="shop.tick", input={"number": 5}, cron="0 0 1 1 *")},
+    ],
+    ids=["input", "caller", "times"],
+)
+async def test_a_changed_schedule_does_not_repeat_a_slot(
+    registries: OpenRegistry,
+    tick: Any,
+    made: list[int],
+    changed: dict[str, Schedule],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = registries(tick, schedules=every(5))
+    await follow(before)
+    await make_old(before)
+    await before.aclose()
+    for schedules in (every(5), changed):
+        registry = registries(tick, schedules=schedules)
+        await follow(registry)
+        for run in (await registry.runs(OPERATOR)).runs:
+            await (await registry.run(run.id, OPERATOR)).result()
+        await registry.aclose()
+
+    assert made == [5]
+    assert [each.message for each in caplog.records if "schedule" in each.message] == []

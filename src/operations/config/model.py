@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, cast
 
+import msgspec
 from msgspec import Meta
 
 from operations.authority.ledger import LedgerEntry
@@ -106,8 +107,7 @@ class StateEntry:
         return self.url is not None or self.broker is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleEntry:
+class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"as_": "as"}):
     """A run that is started again and again. The name of the table is the name of the schedule.
 
     Attributes:
@@ -115,14 +115,14 @@ class ScheduleEntry:
         input: Its input.
         every: Seconds between two runs, counted from 1970 on; or use `cron`.
         cron: Five fields in UTC: minute, hour, day of the month, month, day of the week.
-        subject: A caller of `access.keys`, as whom it runs; by default the operator.
+        as_: A caller of `access.keys`, as whom it runs; by default the operator.
     """
 
     operation: str
-    input: Annotated[JSONObject, TABLE] = field(default_factory=dict[str, Any])
+    input: Annotated[JSONObject, TABLE] = msgspec.field(default_factory=dict[str, Any])
     every: Seconds | None = None
     cron: str | None = None
-    subject: str | None = None
+    as_: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
+from keyword import iskeyword
 from os.path import commonprefix
 from pathlib import Path as FilePath
 from types import NoneType, UnionType
@@ -34,6 +35,7 @@ from typing import (
 )
 
 import msgspec
+from msgspec import NODEFAULT
 
 from operations.base.text import suggestion
 from operations.base.types import TABLE, WRITTEN
@@ -200,16 +202,23 @@ def keys_of(cls: Any) -> dict[str, Key]:
     """Return every field of a dataclass or struct as a key of the file."""
     described, hints = _descriptions(cls), hints_of(cls)
     return {
-        name: Key(hints[name], default, *secrecy, described.get(name, ""))
+        _key_of(name): Key(hints[name], default, *secrecy, described.get(name, ""))
         for name, default, secrecy in _fields(cls)
     }
+
+
+def _key_of(field: str) -> str:
+    """Return the key of a field: `as` for `as_`, because no field can have the name of a keyword."""
+    return field.removesuffix("_") if iskeyword(field.removesuffix("_")) else field
 
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any, tuple[bool, bool]]]:
     """Yield the name and default of each field, whether it is secret, and whether the file may contain its value."""
     if issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
-            yield each.name, MISSING if each.required else each.default, (False, False)
+            factory = each.default_factory
+            default = each.default if factory is NODEFAULT else factory()
+            yield each.name, MISSING if default is NODEFAULT else default, (False, False)
         return
     for field in dataclasses.fields(cls):
         if not field.init or ELSEWHERE in field.metadata:
@@ -294,15 +303,15 @@ def _made(name: str, keys: Mapping[str, tuple[Any, Any, str]], description: str)
         if kind is None:
             continue
         annotation = _ANNOTATED[kind, msgspec.Meta(description=words)]
-        # A dataclass rejects mutable defaults; the default of a table is an empty table.
+        # A struct rejects mutable defaults; the default of a table is an empty table.
         make = cast("Any", type(default))
         if make.__hash__ is None or hasattr(make, "__dataclass_fields__"):
-            default = dataclasses.field(default_factory=make)  # noqa: PLW2901
-        fields.append((key, annotation) if default is MISSING else (key, annotation, default))
-    # Only the fields are used, and each generated method takes time to compile.
-    made = dataclasses.make_dataclass(
-        name, fields, kw_only=True, init=False, repr=False, eq=False, match_args=False
-    )
+            default = msgspec.field(default_factory=make)  # noqa: PLW2901
+        name_of = f"{key}_" if iskeyword(key) else key
+        fields.append(
+            (name_of, annotation) if default is MISSING else (name_of, annotation, default)
+        )
+    made = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True, rename=_key_of)
     made.__doc__ = description
     return made
 

@@ -284,7 +284,7 @@ def runs_of(
                 input=each.input,
                 every=each.every,
                 cron=each.cron,
-                context=_subject(file, each.subject),
+                context=_subject(file, each.as_),
             )
             for name, each in entry.schedules.items()
         }

@@ -51,7 +51,7 @@ from operations.runs.journal import Journal, Limits, Retention
 from operations.runs.keeper import Keeper
 from operations.runs.notes import Notes
 from operations.runs.records import Attempt, Caller, NewRun
-from operations.runs.schedules import Cron, Schedule
+from operations.runs.schedules import Cron, Schedule, ScheduleFollower
 from operations.runs.sqlite import SQLiteDatabase
 from operations.runs.tables import VERSION, create_tables
 from operations.runs.texts import cleaned, enforce_integer, enforce_storable, is_storable
@@ -94,11 +94,6 @@ _MAX_TIME: Final = 1e15
 
 _MAX_DIGITS: Final = 16
 """More digits than this has no time in milliseconds."""
-
-_DAY: Final = 24 * 3600.0
-
-_SCHEDULE_SECONDS: Final = 30.0
-"""The longest time between two looks at the clock for a schedule."""
 
 _APPROVAL_SECONDS: Final = 5.0
 """The longest time between two looks at the approvals that runs wait for."""
@@ -153,6 +148,7 @@ class Runs:
         self.registry: Any = None
         self.park_seconds = park
         self.schedules = dict(schedules or {})
+        self.following: list[ScheduleFollower] = []
         self._database = _database(url, password) if isinstance(url, str) else url
         self._key_id: str | None = None
         if key is not None:
@@ -268,8 +264,12 @@ class Runs:
             keeper.start()
             if executes:
                 self.watch_approvals()
-                for name, schedule in self.schedules.items():
-                    start_task(self._tasks, self._follow(name, schedule))
+                self.following = [
+                    ScheduleFollower(self, name, schedule)
+                    for name, schedule in self.schedules.items()
+                ]
+                for follower in self.following:
+                    start_task(self._tasks, follower.follow())
 
     def _stored_key(self, db: Connection) -> str | None:
         """Return which key encrypts the journal: from now on that of this process, if there was none."""
@@ -448,30 +448,6 @@ class Runs:
                 if (session := self._executor.session(run_id)) is not None:
                     session.tell()
             self._executor.wake()
-
-    async def _follow(self, name: str, schedule: Schedule) -> None:
-        """Start the runs of a schedule."""
-        while True:
-            try:
-                now = await self.read(lambda db: db.now())
-                last, later = schedule.around(now)
-                if now - last < later - last:
-                    # Kept until the next slot, because its key says that it has run.
-                    keep = max(_DAY, 2 * (later - last) / 1000)
-                    key = f"schedule:{name}:{last}"
-                    await self.registry.start(
-                        schedule.operation,
-                        schedule.input,
-                        schedule.context,
-                        key=key,
-                        retention=keep,
-                    )
-                pause = (later - now) / 1000
-            except CallError as error:
-                logger.warning("the run of the schedule %s cannot be started: %r", name, error)
-                pause = _SCHEDULE_SECONDS
-            # The clock may be set.
-            await asyncio.sleep(min(pause, _SCHEDULE_SECONDS))
 
     # ------------------------------------------------------------ start
 

@@ -3,14 +3,33 @@
 Rule 1: the run of a slot has a key, so that several processes start it once.
 Rule 2: of the slots that were missed while no process ran, only the latest one runs, and only if it is younger than the
         time between two slots.
+Rule 3: a slot before the store has seen a schedule for the first time was not missed. A schedule with other times,
+        another operation or another caller is a new one.
 """
 
-from collections.abc import Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from hashlib import sha256
+from typing import Any, Final, Protocol, TypeVar
 
+from operations.base.errors import CallError, ErrorCode
+from operations.base.json.values import canonical, object_of
 from operations.contract.context import OperationContext
+from operations.runs.callers import owner_of
+from operations.runs.database import Connection
+from operations.runs.texts import cleaned
+
+logger = logging.getLogger("operations")
+
+T = TypeVar("T")
+
+_DAY: Final = 24 * 3600.0
+
+_LOOK_SECONDS: Final = 30.0
+"""The longest time between two looks at the clock."""
 
 _FIELDS: Final = (
     ("minute", 0, 59),
@@ -29,7 +48,7 @@ _NAMES: Final = {
     for number, name in enumerate(names.split(), start)
 }
 
-_DAYS: Final = 366 * 8
+_MAX_DAYS: Final = 366 * 8
 """The largest number of days between two slots: the 29th of February."""
 
 
@@ -65,7 +84,7 @@ class Cron:
         """Yield the slots from the day of a moment on, or backwards."""
         times = self._times[::step]
         day = moment.date()
-        for _ in range(_DAYS):
+        for _ in range(_MAX_DAYS):
             if self._matches(day):
                 for hour, minute in times:
                     yield datetime(day.year, day.month, day.day, hour, minute, tzinfo=UTC)
@@ -141,3 +160,98 @@ class Schedule:
         moment = datetime.fromtimestamp(now / 1000, UTC)
         last_slot, next_slot = table.until(moment), table.after(moment)
         return int(last_slot.timestamp() * 1000), int(next_slot.timestamp() * 1000)
+
+
+class Host(Protocol):
+    """What a schedule needs of the store of runs."""
+
+    registry: Any
+
+    def write(self, job: Callable[[Connection], T]) -> "asyncio.Future[T]":
+        """Run a job that writes."""
+        ...
+
+    def read(self, job: Callable[[Connection], T]) -> "asyncio.Future[T]":
+        """Run a job that reads."""
+        ...
+
+
+class ScheduleFollower:
+    """Starts the runs of a schedule.
+
+    Args:
+        host: The store of runs.
+        name: The name of the schedule.
+        schedule: The schedule.
+
+    Attributes:
+        looked: Set after the first look at the clock.
+    """
+
+    def __init__(self, host: Host, name: str, schedule: Schedule) -> None:
+        self._host, self._name, self._schedule = host, name, schedule
+        self.looked = asyncio.Event()
+        self._since: int | None = None
+        self._started: int | None = None
+        """The slot whose run is certainly stored."""
+
+    async def follow(self) -> None:
+        """Start the runs, without end."""
+        while True:
+            try:
+                pause = await self._look()
+            except CallError as error:
+                logger.warning(
+                    "the run of the schedule %s cannot be started: %r", self._name, error
+                )
+                pause = _LOOK_SECONDS
+            self.looked.set()
+            # The clock may be set.
+            await asyncio.sleep(min(pause, _LOOK_SECONDS))
+
+    async def _look(self) -> float:
+        """Start the run of the last slot, unless it has one; return the seconds until the next slot."""
+        if self._since is None:
+            self._since = await self._host.write(self._seen)
+        now = await self._host.read(lambda db: db.now())
+        last, later = self._schedule.around(now)
+        is_missed = now - last < later - last
+        if is_missed and self._since <= last != self._started:
+            await self._start(last, later)
+            self._started = last
+        return (later - now) / 1000
+
+    def _seen(self, db: Connection) -> int:
+        """Return when the store has seen this schedule for the first time: now, if it has not."""
+        schedule = self._schedule
+        times = schedule.every or schedule.cron
+        facts = [self._name, schedule.operation, times, *owner_of(schedule.context)[:2]]
+        text = canonical([cleaned(str(fact)) for fact in facts])
+        name = f"schedule:{sha256(text).hexdigest()}"
+        sql = "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
+        db.count(sql, name, str(db.now()))
+        ((since,),) = db.rows("SELECT value FROM meta WHERE name = ?", name)
+        return int(since)
+
+    async def _start(self, slot: int, later: int) -> None:
+        schedule = self._schedule
+        try:
+            await self._host.registry.start(
+                schedule.operation,
+                schedule.input,
+                schedule.context,
+                key=f"schedule:{self._name}:{slot}",
+                # Kept until the next slot, because its key says that it has run.
+                retention=max(_DAY, 2 * (later - slot) / 1000),
+            )
+        except CallError as error:
+            if not _is_key_used(error):
+                raise
+            # The schedule had another input.
+
+
+def _is_key_used(error: CallError) -> bool:
+    """Return whether a run with another input has the key of a start."""
+    issues = object_of(error.details).get("errors") or [{}]
+    is_key = issues[0].get("path") == "/key" and issues[0].get("keyword") == "key"
+    return error.code == ErrorCode.VALIDATION_ERROR and is_key
