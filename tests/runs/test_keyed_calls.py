@@ -10,7 +10,7 @@ from tests.openapi.serving import document, serving
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import ADA, BEN, durable, ended, resumed
 
-from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations import CallError, Identity, OperationContext, OperationRegistry, operation
 from operations.openapi import HTTPAuth, HTTPServiceConfig, from_openapi
 from operations.sources.credentials import CallerToken, TokenExchange
 
@@ -117,3 +117,22 @@ async def test_an_operation_that_needs_the_token_of_its_caller_is_no_run(
     assert "run" in caught.value.message
     assert "run" in state.error["message"]
     assert payments.keys == []
+
+
+async def test_parts_of_a_step_have_keys_of_their_own(
+    registries: OpenRegistry, payments: Payments
+) -> None:
+    """An API would otherwise take the second call for a repetition of the first one."""
+    payments.released.set()
+    registry = registries(operation("shop.twice")(twice))
+    registry.register_all(imported(payments, idempotency=True))
+    await (await registry.start("shop.twice", {}, ADA)).result(10)
+
+    assert len(payments.keys) == len(set(payments.keys)) == 3
+
+
+async def twice(context: OperationContext) -> None:
+    assert context.registry is not None
+    for amount in (1, 2):
+        await context.registry.execute("pay.call", {"body": {"amount": amount}}, context)
+    await context.env.pay.call({"body": {"amount": 1}})

@@ -20,6 +20,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from math import inf
 from time import monotonic, time
@@ -168,6 +169,24 @@ ReadStream: TypeAlias = Callable[[Stream], Awaitable[Any]]
 """Reads a subscription to the end that its reader chooses; returns a JSON value."""
 
 
+class ResultKeeper(Protocol):
+    """Keeps the pages of the result of a run, with the run."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        ...
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest result that is stored whole."""
+        ...
+
+    def keep(self, pages: Sequence[bytes]) -> None:
+        """Store these pages when the run completes."""
+        ...
+
+
 class RunScope(Protocol):
     """The run that a call belongs to: records the steps of its handler, so that none is repeated after a crash."""
 
@@ -187,6 +206,11 @@ class RunScope(Protocol):
         ...
 
     @property
+    def key(self) -> str | None:
+        """Names the call in all attempts of the run; None for a part of a step, of which there may be several."""
+        ...
+
+    @property
     def attempt(self) -> int:
         """The number of the attempt, from 1 on."""
         ...
@@ -194,6 +218,11 @@ class RunScope(Protocol):
     @property
     def is_admitted(self) -> bool:
         """Whether an earlier attempt of the run has spent the approval and the budget of this call."""
+        ...
+
+    @property
+    def result_keeper(self) -> ResultKeeper | None:
+        """Keeps the pages of the result; None unless this is the call of the run itself."""
         ...
 
     @property

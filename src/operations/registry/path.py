@@ -245,9 +245,7 @@ async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any
     with recorded(plan, context) as results:
         if inner.scope is not None and not plan.is_inner:
             scope = await inner.scope.begin(plan.operation)
-            if scope is not inner.scope:
-                # Otherwise the call is a part of a step.
-                inner = inner.changed(scope=scope, key=f"{scope.run_id}:{scope.step_name}")
+            inner = inner.changed(scope=scope, key=scope.key)
         result = plan.handler(value, inner)
         results.append(await result if inspect.isawaitable(result) else result)
     return results[0]

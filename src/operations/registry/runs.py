@@ -214,6 +214,12 @@ class RunStore(RunAccess, Protocol):
         """Begin to run what is queued, also runs that another process has left. Does nothing in a client."""
         ...
 
+    async def result_page(
+        self, run_id: str, number: int, context: OperationContext
+    ) -> tuple[str, bytes] | None:
+        """Return the operation of a run and a page of its result; None if the caller may not see it."""
+        ...
+
     async def works(self) -> bool:
         """Return whether the store can be written."""
         ...

@@ -558,6 +558,19 @@ class Runs:
         await self._visible(run_id, context, READ, MANAGE)
         return await self.read(lambda db: self.journal.steps(db, run_id))
 
+    async def result_page(
+        self, run_id: str, number: int, context: OperationContext
+    ) -> tuple[str, bytes] | None:
+        """Return the operation of a run and a page of its result; None if the caller may not see it."""
+        try:
+            state = await self._visible(run_id, context, READ, MANAGE)
+        except CallError as error:
+            if error.code != ErrorCode.RUN_NOT_FOUND:
+                raise
+            return None
+        page = await self.read(lambda db: self.journal.page_of_result(db, state.id, number))
+        return None if page is None else (state.operation, page)
+
     async def _visible(self, run_id: str, context: OperationContext, *scopes: str) -> RunState:
         await self._opened()
         given = str(run_id)

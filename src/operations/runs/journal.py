@@ -22,6 +22,7 @@ from operations.runs.records import (
     DURABLE,
     MARKED,
     ONCE,
+    PAGE,
     ROOT,
     Asked,
     Attempt,
@@ -711,6 +712,9 @@ class Journal:
             )  # fmt: skip
         if end.status == RunStatus.COMPLETED and not self._keep_steps:
             db.count("DELETE FROM steps WHERE run = ?", run_id)
+        for number, page in enumerate(end.pages[1:], 1):
+            step = Step(f"{PAGE}:{number}", ROOT, rows[0][1], PAGE, fence, now, now, page, None)
+            self._add_step(db, run_id, fence, step)
         db.changed(run_id)
         code = None if end.error is None else end.error.get("code")
         self._notes.is_over(db, run_id, rows[0][1], end.status, code)
@@ -771,8 +775,8 @@ class Journal:
         """Return the recorded steps of a run, in the order in which they began."""
         rows = db.rows(
             "SELECT name, parent, operation, kind, begun, ended, error, answered_by FROM steps WHERE run = ?"
-            " ORDER BY begun, ended IS NULL, ended, name LIMIT ?",
-            run_id, self._limits.steps,
+            " AND kind <> ? ORDER BY begun, ended IS NULL, ended, name LIMIT ?",
+            run_id, PAGE, self._limits.steps,
         )  # fmt: skip
         return [
             RunStep(
@@ -787,6 +791,14 @@ class Journal:
             )
             for name, parent, operation, kind, begun, ended, error, by in rows
         ]
+
+    def page_of_result(self, db: Connection, run_id: str, number: int) -> bytes | None:
+        """Return a page of the result of a run after the first one; None if there is none."""
+        rows = db.rows(
+            "SELECT result FROM steps WHERE run = ? AND name = ? AND kind = ?",
+            run_id, f"{PAGE}:{number}", PAGE,
+        )  # fmt: skip
+        return bytes(rows[0][0]) if rows else None
 
     def revisions(self, db: Connection, run_ids: Sequence[str]) -> dict[str, int]:
         """Return the revisions of runs."""

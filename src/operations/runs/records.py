@@ -1,5 +1,6 @@
 """What a journal stores of a run: values that pass between the journal, the executor and the attempts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -125,6 +126,9 @@ class End:
     status: str
     result: bytes | None = None
     error: JSONObject | None = None
+    pages: Sequence[bytes] = ()
+    """The pages of the result; the first one is the result itself."""
+
     retention: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -151,6 +155,9 @@ DURABLE: Final = "durable"
 
 APPROVAL: Final = "approval"
 """A request for approval that has ended, with who has answered it."""
+
+PAGE: Final = "page"
+"""A page of the result of a completed run."""
 
 SLEEP: Final = "sleep"
 """The recorded end of a sleep."""

@@ -11,7 +11,7 @@ Rule 3: an attempt that has lost its run writes nothing more.
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -33,7 +33,7 @@ from operations.base.types import JSONObject
 from operations.contract.access import Identity
 from operations.contract.channel import CallerChannel
 from operations.contract.context import Caller as Calls
-from operations.contract.context import OperationContext, ReadStream, RunScope
+from operations.contract.context import OperationContext, ReadStream, ResultKeeper, RunScope
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import Operation, OperationType
 from operations.registry.runs import Run, RunState, RunStatus
@@ -156,6 +156,7 @@ class Session:
         self._begun: dict[str, Step] = {}
         """The calls with a marker that are running."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._pages: Sequence[bytes] = ()
         self._progress: tuple[Any, str | None] | None = None
         self._operation: Operation | None = None
         self._working = self._waiting = 0
@@ -323,11 +324,12 @@ class Session:
         return failed(CallError(ErrorCode.ABORTED, "The run was cancelled, but not by its caller"))
 
     def _completed(self, envelope: ResponseEnvelope[Any]) -> End:
+        remedy = "set max_bytes of the operation, so that it has pages, or return a reference"
         try:
-            data = self._encoded(envelope.encode)
+            data = self._encoded(envelope.encode, remedy)
         except CallError as error:
             return failed(error)
-        return End(RunStatus.COMPLETED, data)
+        return End(RunStatus.COMPLETED, data, pages=self._pages)
 
     async def _end(self, end: End) -> None:
         self.close("the run has ended")
@@ -693,7 +695,23 @@ class Session:
             raise error
         return ResponseEnvelope.decode(step.result or b"")
 
-    def _encoded(self, encode: Callable[[], bytes]) -> bytes:
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.attempt.id
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest result that is stored whole."""
+        return self.host.limits.result_bytes
+
+    def keep(self, pages: Sequence[bytes]) -> None:
+        """Store these pages of the result when the run completes."""
+        self._pages = pages
+
+    def _encoded(
+        self, encode: Callable[[], bytes], remedy: str = "return a reference to it"
+    ) -> bytes:
         """Return a result as JSON.
 
         Raises:
@@ -706,7 +724,7 @@ class Session:
             message = f"The result is not JSON: {error}"
             raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
         if len(data) > most:
-            message = f"The result has {len(data)} bytes; a run records at most {most}: return a reference instead"
+            message = f"The result has {len(data)} bytes, and a run stores at most {most}: {remedy}"
             raise CallError(ErrorCode.EXECUTION_ERROR, message)
         return data
 
@@ -954,10 +972,17 @@ class Session:
 
 
 class _Scope:
-    """Names the run and the step that a call belongs to."""
+    """Names the run and the step that a call belongs to.
 
-    def __init__(self, session: Session, name: str) -> None:
+    Args:
+        session: The attempt.
+        name: The name of the step.
+        is_step: Whether the call is the step itself, not a part of it.
+    """
+
+    def __init__(self, session: Session, name: str, *, is_step: bool = False) -> None:
         self._session, self.step_name = session, name
+        self._is_step = is_step
 
     @property
     def run_id(self) -> str:
@@ -968,6 +993,16 @@ class _Scope:
     def attempt(self) -> int:
         """The number of the attempt."""
         return self._session.attempt.number
+
+    @property
+    def key(self) -> str | None:
+        """Names the call in all attempts; None for a part of a step."""
+        return f"{self.run_id}:{self.step_name}" if self._is_step else None
+
+    @property
+    def result_keeper(self) -> ResultKeeper | None:
+        """Keeps the pages of the result, if this is the call of the run itself."""
+        return self._session if self._is_step and self.step_name == ROOT else None
 
 
 class HandlerScope(_Scope):
@@ -1057,8 +1092,8 @@ class InlineScope(_Scope):
         return self._session.waited
 
     async def begin(self, operation: Operation) -> RunScope:
-        """Return the same scope: the call is part of the step."""
-        return self
+        """Return the scope of a part of the step."""
+        return InlineScope(self._session, self.step_name)
 
     async def call(
         self, registry: Calls, operation_id: str, input: Any, child: OperationContext
@@ -1121,8 +1156,8 @@ class PendingCall(InlineScope):
         self.has_begun = True
         self.record = await self._session.begin(self.step_name, self._parent, operation)
         if operation.durable:
-            return HandlerScope(self._session, self.step_name)
-        return InlineScope(self._session, self.step_name)
+            return HandlerScope(self._session, self.step_name, is_step=True)
+        return InlineScope(self._session, self.step_name, is_step=True)
 
     def begin_stream(self) -> None:
         """Note that the handler of the subscription begins."""

@@ -8,6 +8,7 @@ Rule 1: every page is complete JSON. `value` continues the earlier pages at `pat
 Rule 2: an item or property stays whole if it fits into a page.
 Rule 3: pages are stored for some minutes, only for the caller of the operation, with limits in bytes per caller and in
         total. A cursor may be used again, so a caller can repeat a request whose response was lost.
+Rule 4: the pages of the result of a run are stored with the run, for those who may see it.
 """
 
 import asyncio
@@ -46,6 +47,9 @@ MAX_CALLER_BYTES: Final = 32 << 20
 MIN_PAGE: Final = 1_000
 """The smallest page, in bytes: its cursor and path need some of them."""
 
+_RUN: Final = "run:"
+"""The beginning of the cursors of runs. Other cursors have no colon."""
+
 _OVERHEAD = 120
 """Bytes of a page that are neither its path nor its value."""
 
@@ -83,6 +87,15 @@ class ResultPages:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if the pages are too large to be stored.
         """
+        keeper = None if context.scope is None else context.scope.result_keeper
+        if keeper is None:
+            if context.whole:
+                return envelope
+        elif context.whole and len(envelope.encode()) <= keeper.max_bytes:
+            return envelope
+        else:
+            # The envelope of an MCP result contains its page three times.
+            max_bytes = min(max_bytes, max(MIN_PAGE, keeper.max_bytes // 5))
         data, meta = envelope.data, envelope.meta
         raw = _encode(data)
         is_large = len(raw) > max_bytes
@@ -97,7 +110,7 @@ class ResultPages:
         value = _decode(raw)
         pages = list[bytes]()
         left = MAX_CALLER_BYTES
-        secret = token_urlsafe(16)
+        secret = token_urlsafe(16) if keeper is None else _RUN + keeper.run_id
         page: JSONObject = {}
         for path, fragment in split(value, max_bytes - _OVERHEAD):
             if page:
@@ -113,32 +126,51 @@ class ResultPages:
             if isinstance(data, bytes):
                 page["encoding"] = "base64"
         pages.append(_encode(page))
-        self._keep(secret, _Kept(_caller(context), operation_id, pages))
+        if keeper is None:
+            self._keep(secret, _Kept(_caller(context), operation_id, pages))
+        else:
+            keeper.keep(pages)
         return _enveloped(pages[0], envelope)
 
-    def next(self, cursor: str, context: OperationContext) -> JSONObject:
+    async def next(self, cursor: str, context: OperationContext) -> JSONObject:
         """Return the page of a cursor.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if it is unknown to this caller or has expired.
+            CallError: `VALIDATION_ERROR` if it is unknown to this caller or has expired; `UNAVAILABLE` if the store of
+                its run does not work.
         """
-        secret, _, number = cursor.partition(".")
-        self._expire()
-        kept = self._kept.get(secret)
-        if (
-            kept is None
-            or kept.caller != _caller(context)
-            or not number.isdecimal()
-            or len(number) > _MAX_DIGITS
-            or not 0 < int(number) < len(kept.pages)
-            or (spec := self._registry.get_spec(kept.operation_id)) is None
-            or not may_call(spec, context)
-        ):
+        secret, _, digits = cursor.partition(".")
+        found: tuple[str, bytes] | None = None
+        if digits.isdecimal() and len(digits) <= _MAX_DIGITS:
+            number = int(digits)
+            if secret.startswith(_RUN):
+                found = await self._page_of_run(secret.removeprefix(_RUN), number, context)
+            else:
+                found = self._page(secret, number, context)
+        spec = None if found is None else self._registry.get_spec(found[0])
+        if found is None or spec is None or not may_call(spec, context):
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
                 "The cursor is unknown or has expired: call the operation again",
             )
-        return cast("JSONObject", _decode(kept.pages[int(number)]))
+        return cast("JSONObject", _decode(found[1]))
+
+    def _page(
+        self, secret: str, number: int, context: OperationContext
+    ) -> tuple[str, bytes] | None:
+        """Return a page of this process, with its operation."""
+        self._expire()
+        kept = self._kept.get(secret)
+        if kept is None or kept.caller != _caller(context) or not 0 < number < len(kept.pages):
+            return None
+        return kept.operation_id, kept.pages[number]
+
+    async def _page_of_run(
+        self, run_id: str, number: int, context: OperationContext
+    ) -> tuple[str, bytes] | None:
+        """Return a page of the result of a run, with its operation."""
+        store = self._registry.run_store
+        return None if store is None else await store.result_page(run_id, number, context)
 
     def _keep(self, secret: str, kept: "_Kept") -> None:
         self._expire()
@@ -189,7 +221,7 @@ def next_operation(pages: ResultPages) -> Operation:
         Args:
             cursor: The `cursor` of the page before.
         """
-        return pages.next(cursor, context)
+        return await pages.next(cursor, context)
 
     # The call that had the first page was granted, and each page requires that it still is.
     marked = cast("Operation", operation_of(next_page))

@@ -242,7 +242,7 @@ class _Tool:
         self, envelope: ResponseEnvelope[Any], context: OperationContext
     ) -> ResponseEnvelope[Any]:
         limit = self.config.max_bytes
-        if limit is None or context.whole:
+        if limit is None:
             return envelope
         return await self._pages.bound(envelope, context, self._id, limit)
 
