@@ -106,8 +106,9 @@ def _listed(spec: OperationSpec) -> ListedOperation:
 
 def _tool_of(spec: OperationSpec) -> ListedTool | None:
     namespace, name = spec.meta.get("namespace"), spec.meta.get("tool")
-    is_tool = source_of(spec) == "mcp" and isinstance(namespace, str) and isinstance(name, str)
-    return ListedTool(namespace, name) if is_tool else None
+    if source_of(spec) != "mcp" or not isinstance(namespace, str) or not isinstance(name, str):
+        return None
+    return ListedTool(namespace, name)
 
 
 def _shown(record: CallRecord, named: set[str]) -> ShownCall:

@@ -88,12 +88,9 @@ class ResultPages:
             CallError: `RESOURCE_EXHAUSTED` if the pages are too large to be stored.
         """
         keeper = None if context.scope is None else context.scope.result_keeper
-        if keeper is None:
-            if context.whole:
+        if keeper is not None:
+            if context.whole and len(envelope.encode()) <= keeper.max_bytes:
                 return envelope
-        elif context.whole and len(envelope.encode()) <= keeper.max_bytes:
-            return envelope
-        else:
             # The envelope of an MCP result contains its page three times.
             max_bytes = min(max_bytes, max(MIN_PAGE, keeper.max_bytes // 5))
         data, meta = envelope.data, envelope.meta

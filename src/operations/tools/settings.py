@@ -242,7 +242,8 @@ class _Tool:
         self, envelope: ResponseEnvelope[Any], context: OperationContext
     ) -> ResponseEnvelope[Any]:
         limit = self.config.max_bytes
-        if limit is None:
+        is_stored = context.scope is not None and context.scope.result_keeper is not None
+        if limit is None or (context.whole and not is_stored):
             return envelope
         return await self._pages.bound(envelope, context, self._id, limit)
 
