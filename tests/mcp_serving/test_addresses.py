@@ -56,7 +56,13 @@ class Upstream:
         return JSONResponse({"jsonrpc": "2.0", "id": message.get("id"), "result": complete})
 
     def server_discover(self, _: Any) -> Any:
-        capabilities = {"tools": {}, "resources": {}, "prompts": {}, "extensions": {UI: {}}}
+        empty: dict[str, Any] = {}
+        capabilities = {
+            "tools": empty,
+            "resources": empty,
+            "prompts": empty,
+            "extensions": {UI: empty},
+        }
         server = {"name": "up", "version": "1"}
         versions = ["2026-07-28"]
         return {
