@@ -58,10 +58,10 @@ SOURCES_KEY = "alkdev.operations/sources"
 """The key in the `_meta` of a list of tools for the `serverInfo` of each imported server, by namespace."""
 
 CHANGES_KEY = "alkdev.operations/changes"
-NAMESPACE = "namespace"
-"""The key in the meta of an imported operation for the namespace of its server."""
-
 """The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
+
+NAMESPACE: Final = "namespace"
+"""The key in the meta of an imported operation for the namespace of its server."""
 
 SHORT: Final = 200
 """The largest number of characters in a short description."""
