@@ -286,6 +286,25 @@ async def test_an_import_can_be_renamed_and_guarded(registry: OperationRegistry)
     assert denied.value.code == ErrorCode.ACCESS_DENIED
 
 
+async def test_a_peer_does_not_say_that_its_tools_belong_to_a_server_of_this_registry(
+    registry: OperationRegistry,
+) -> None:
+    """Views of apps reach the tools of their server."""
+    tool = registry.get("math.add")
+    assert tool is not None
+    meta = {"source": "mcp", "server": "bank", "tool": "add", "namespace": "bank"}
+    spec = msgspec.structs.replace(tool.spec, meta=meta)
+    there, target = OperationRegistry([msgspec.structs.replace(tool, spec=spec)]), MemoryTarget()
+    async with (
+        serve_calls(there, target),
+        from_calls(target) as service,
+        from_calls(target, namespace="far") as renamed,
+    ):
+        names = [each.spec.meta["namespace"] for each in (*service, *renamed)]
+
+    assert names == ["math", "far"]
+
+
 @pytest.mark.requirement("R25")
 async def test_a_collision_is_an_error_unless_it_is_excluded(registry: OperationRegistry) -> None:
     target = MemoryTarget()

@@ -292,6 +292,9 @@ class RemoteService:
         here = spec
         if self._config.namespace is not None:
             here = replace(here, namespace=self._config.namespace, name=there)
+        if here.meta.get("namespace", here.namespace) != here.namespace:
+            # The server of an MCP tool: only this registry says which one of its namespaces that is.
+            here = replace(here, meta={**here.meta, "namespace": here.namespace})
         if self._config.access is not None:
             access = self._config.access
             here = replace(here, access_control=access(spec) if callable(access) else access)
