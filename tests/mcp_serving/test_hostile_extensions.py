@@ -23,6 +23,10 @@ SKILLS = "io.modelcontextprotocol/skills"
 ADA = OperationContext(identity=Identity("ada", []))
 
 
+LOST = "lost"
+"""Stands for the error of a server that does not know a task."""
+
+
 class Upstream:
     """A server whose results are texts, so that they may be anything."""
 
@@ -43,6 +47,7 @@ class Upstream:
             "tasks/cancel": lambda _: '{"resultType": "complete"}',
         }
         self.cancelled: list[str] = []
+        self.calls = 0
 
     async def answer(self, request: Request) -> Response:
         message: dict[str, Any] = await request.json()
@@ -50,12 +55,14 @@ class Upstream:
         params: dict[str, Any] = message.get("params", {})
         if method == "tasks/cancel":
             self.cancelled.append(params["taskId"])
+        self.calls += method == "tools/call"
         answer = self.results.get(method)
-        body = (
-            '"error": {"code": -32601, "message": "Method not found"}'
-            if answer is None
-            else f'"result": {answer(params)}'
-        )
+        text = None if answer is None else answer(params)
+        body = f'"result": {text}'
+        if text is None:
+            body = '"error": {"code": -32601, "message": "Method not found"}'
+        elif text == LOST:
+            body = '"error": {"code": -32602, "message": "Task secret not found"}'
         text = f'{{"jsonrpc": "2.0", "id": {message.get("id", 0)}, {body}}}'
         return Response(text, media_type="application/json")
 
@@ -177,6 +184,74 @@ async def test_a_task_without_a_result_ends_its_run(
             pass
 
     assert run.status.value in ("failed", "completed")
+
+
+DONE = task("completed", ', "result": {"content": [{"type": "text", "text": "done"}]}')
+
+
+@pytest.mark.requirement("R77")
+@pytest.mark.parametrize("decision", ["not run", "ran", "ran as the server writes it"])
+async def test_a_run_whose_task_is_lost_ends_unknown(
+    upstream: Upstream, tmp_path: Path, decision: str
+) -> None:
+    """A server that keeps its tasks in memory loses them with its process, perhaps after the call had its effect."""
+    upstream.results["tasks/get"] = lambda _: LOST
+    async with hub(upstream, tmp_path) as registry:
+        run = await registry.start("up.t", {}, ADA)
+        states = [state async for state in run.watch()]
+        with pytest.raises(CallError, match="Find out whether the call ran"):
+            await run.retry()
+        upstream.results["tasks/get"] = lambda _: DONE
+        if decision == "not run":
+            await run.retry(not_run=True)
+        else:
+            block = {"type": "text", "text": "done"}
+            await run.retry(ran=[block] if decision == "ran" else {"content": [block]})
+        result = await run.result()
+
+    error = states[-1].error
+    assert states[-1].status.value == "unknown"
+    assert error is not None
+    assert error["code"] == "OUTCOME_UNKNOWN"
+    assert "up no longer has the task" in error["message"]
+    assert "secret" not in str(error)
+    assert result.data == [{"type": "text", "text": "done"}]
+    assert upstream.calls == (2 if decision == "not run" else 1)
+
+
+@pytest.mark.parametrize(
+    "state", [task("failed", ', "error": {"code": -32603, "message": "x"}'), task("cancelled")]
+)
+async def test_a_retry_of_a_run_whose_task_failed_makes_the_call_again(
+    upstream: Upstream, tmp_path: Path, state: str
+) -> None:
+    upstream.results["tasks/get"] = lambda _: state
+    async with hub(upstream, tmp_path) as registry:
+        run = await registry.start("up.t", {}, ADA)
+        states = [state async for state in run.watch()]
+        upstream.results["tasks/get"] = lambda _: DONE
+        await run.retry()
+        result = await run.result()
+
+    assert states[-1].status.value == "failed"
+    assert result.data[0]["text"] == "done"
+    assert upstream.calls == 2
+
+
+async def test_a_lost_task_of_a_registry_without_runs_has_no_known_outcome(
+    upstream: Upstream,
+) -> None:
+    upstream.results["tasks/get"] = lambda _: LOST
+    app = Starlette(routes=[Route("/mcp", upstream.answer, methods=["POST"])])
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(app))
+        connection = connect_mcp("up", MCPClientConfig(url=f"{address}/mcp"))
+        registry = OperationRegistry(await stack.enter_async_context(connection))
+        with pytest.raises(CallError, match="no longer has the task") as caught:
+            await registry.execute("up.t", {}, ADA)
+
+    assert caught.value.code == "OUTCOME_UNKNOWN"
+    assert not caught.value.retryable
 
 
 def skill(uri: str, *files: tuple[str, bytes]) -> str:

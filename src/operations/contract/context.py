@@ -274,6 +274,14 @@ class RunScope(Protocol):
         """Return the recorded result of a function, or run it and record its result."""
         ...
 
+    async def fail_step(self, name: str, error: CallError, *, once: bool) -> None:
+        """Record that the only step of this name has failed after all, because what it began elsewhere has.
+
+        As for any failed step, only a retry runs it again. If it may run only `once` and its outcome is not known
+        (`OUTCOME_UNKNOWN`), the run ends `unknown`.
+        """
+        ...
+
     async def sleep(self, seconds: float) -> None:
         """Sleep until a recorded time."""
         ...

@@ -594,6 +594,19 @@ class Session:
         await self._record(step, data, None)
         return result
 
+    async def fail_step(self, parent: str, name: str, error: CallError, *, once: bool) -> None:
+        """Replace the recorded result of the first step with this name."""
+        await self._enforce_open()
+        attempt, journal = self.attempt, self.host.journal
+        operation = f"step:{name}"
+        full = StepNames().take(parent, operation, None)
+        step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
+        if not once or error.code != ErrorCode.OUTCOME_UNKNOWN:
+            await self._record(step, None, error)
+            return
+        await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, step))
+        await self._end_now(End(RunStatus.UNKNOWN, error=error.to_wire()))
+
     async def _enforce_new(self, operation: str, name: str) -> None:
         """Check that a new step may begin: its run has room for it, and its caller is still valid.
 
@@ -1059,6 +1072,10 @@ class HandlerScope(_Scope):
         """Run a function as a step."""
         return await self._session.step(self.step_name, name, function, once=once)
 
+    async def fail_step(self, name: str, error: CallError, *, once: bool) -> None:
+        """Record that a step has failed after all."""
+        await self._session.fail_step(self.step_name, name, error, once=once)
+
     async def sleep(self, seconds: float) -> None:
         """Sleep until a recorded time."""
         await self._session.sleep(self.step_name, seconds)
@@ -1122,6 +1139,9 @@ class InlineScope(_Scope):
         """Run a function, which is part of the step."""
         result = function()
         return await result if inspect.isawaitable(result) else result
+
+    async def fail_step(self, name: str, error: CallError, *, once: bool) -> None:
+        """Do nothing: the function was not recorded."""
 
     async def sleep(self, seconds: float) -> None:
         """Sleep."""

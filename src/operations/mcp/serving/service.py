@@ -5,7 +5,15 @@ Rule 2: every result is for one caller. Operations that the caller may not call 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from functools import partial
 from math import inf
@@ -352,10 +360,18 @@ class Service:
         seconds = limit.remaining
         return LimitedCall(caller, state, tool, limit, seconds) if 0 < seconds < inf else None
 
-    async def _run(
+    def _run(
+        self, tool: Tool, value: Any, context: OperationContext, caller: MCPCaller
+    ) -> Coroutine[Any, Any, JSONObject]:
+        """Run an operation and return the result of its tool."""
+        is_relocated = tool.source in self.catalog.addresses.scopes
+        run = self._run_relocated if is_relocated else self._run_at_server
+        return run(tool, value, context, caller)
+
+    async def _run_relocated(
         self, tool: Tool, value: Any, context: OperationContext, caller: MCPCaller
     ) -> JSONObject:
-        """Run an operation and return the result of its tool."""
+        """Do the same for a server whose addresses differ from those that clients use."""
         value, changes = relocation.at_server(value, tool.source, self.catalog.addresses)
         result = await self._run_at_server(tool, value, context, caller)
         relocation.note(result, changes)

@@ -7,6 +7,8 @@ Rule 1: in a run, the call and the id of its task are a step: an attempt that co
 Rule 2: the task is cancelled with the call or run that waits for it, but not if this process only stops.
 Rule 3: a server that does not respond for a while does not end the wait: its task may survive.
 Rule 4: a state that the protocol does not allow ends the call, and cancels the task.
+Rule 5: if the task has failed, so has the call: a retry of the run makes it again. If the server no longer has the
+        task, the outcome of the call is not known.
 """
 
 import asyncio
@@ -17,9 +19,10 @@ from math import isfinite
 from typing import Any, Final, Protocol
 
 import msgspec
+from mcp_types import INVALID_PARAMS
 
 from operations.base.errors import CallError, ErrorCode
-from operations.base.json.values import object_of, text_of
+from operations.base.json.values import is_object, object_of, text_of
 from operations.base.tasks import cancel_tasks
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
@@ -49,6 +52,11 @@ _LONGEST_MESSAGE: Final = 1_000
 _MAX_ANSWERED: Final = 1_000
 _MAX_QUESTION_BYTES: Final = 1024 * 1024
 """The largest number of questions of one task, and the largest size of those of one state as JSON."""
+
+_CALL: Final = "call"
+"""The name of the step."""
+
+_OF_RESULTS: Final = frozenset({"content", "structuredContent", "isError", "resultType"})
 
 _LIVE: Final = ("working", "input_required")
 
@@ -115,20 +123,26 @@ async def call_with_tasks(
             await cancel_tasks(calling)
 
     try:
-        result = await (context.step("call", begin, once=once) if durable else begin())
+        result = await (context.step(_CALL, begin, once=once) if durable else begin())
+        if durable and not (is_object(result) and result.keys() & _OF_RESULTS):
+            # A person has decided what the result of the call is.
+            return {"content": [], "structuredContent": result}
         if not is_task(result):
             return result
         # An attempt that continues has not called `begin`.
         begun[:] = [result["taskId"]]
         return await _Follower(result["taskId"], server, context).follow(result)
+    except _TaskError as error:
+        if error.is_malformed:
+            await _cancel(begun[0], server, context)
+        if context.scope is not None and durable:
+            await context.scope.fail_step(_CALL, error.outcome, once=once)
+        raise error.outcome from None
     except asyncio.CancelledError:
         # If the run was not cancelled, another attempt continues the task.
         if begun and (context.scope is None or context.scope.is_cancelled):
             await _cancel(begun[0], server, context)
         raise
-    except _MalformedTaskError as error:
-        await _cancel(begun[0], server, context)
-        raise CallError(ErrorCode.EXECUTION_ERROR, str(error), retryable=False) from None
 
 
 async def _cancel(task_id: str, server: Server, context: OperationContext) -> None:
@@ -138,8 +152,22 @@ async def _cancel(task_id: str, server: Server, context: OperationContext) -> No
             await server.request("tasks/cancel", params, context, replayable=True)
 
 
-class _MalformedTaskError(Exception):
-    """The server sent a state of a task that the protocol does not allow."""
+class _TaskError(Exception):
+    """The task will not have a result.
+
+    Args:
+        outcome: The error of the call.
+        is_malformed: Whether the task may live, because its server sent a state that the protocol does not allow.
+    """
+
+    def __init__(self, outcome: CallError, *, is_malformed: bool = False) -> None:
+        super().__init__(outcome.message)
+        self.outcome, self.is_malformed = outcome, is_malformed
+
+
+def _malformed(message: str) -> _TaskError:
+    outcome = CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
+    return _TaskError(outcome, is_malformed=True)
 
 
 async def result_of(task: JSONObject, server: Server, context: OperationContext) -> JSONObject:
@@ -168,7 +196,8 @@ class _Follower:
         """Return the result of the call.
 
         Raises:
-            CallError: If the task failed, was cancelled, or is lost.
+            _TaskError: If the task failed, was cancelled, or is lost.
+            CallError: If the server does not respond.
         """
         pause = _FIRST_SECONDS
         while True:
@@ -176,15 +205,15 @@ class _Follower:
             if status == "completed":
                 return object_of(task.get("result"))
             if status == "failed":
-                raise _failure(object_of(task.get("error")))
+                raise _TaskError(_failure(object_of(task.get("error"))))
             if status == "cancelled":
                 message = f"{self._server.server} has cancelled the task"
-                raise CallError(ErrorCode.ABORTED, message)
+                raise _TaskError(CallError(ErrorCode.ABORTED, message))
             if status not in _LIVE:
                 message = (
                     f"{self._server.server} sent a task whose status the protocol does not allow"
                 )
-                raise _MalformedTaskError(message)
+                raise _malformed(message)
             await self._report(text_of(task.get("statusMessage")))
             if status == "input_required" and await self._answer(task):
                 task = await self._get()
@@ -205,6 +234,8 @@ class _Follower:
                 )
             except CallError as error:
                 error.begun = None
+                if error.details.get("code") == INVALID_PARAMS:
+                    raise _TaskError(_lost(self._server.server)) from error
                 if error.code not in _RETRIED or loop.time() > ends:
                     raise
             await asyncio.sleep(pause)
@@ -234,11 +265,11 @@ class _Follower:
     def _enforce_allowed(self, questions: Mapping[str, JSONObject]) -> None:
         server = self._server.server
         if not all(isinstance(each.get("method"), str) for each in questions.values()):
-            raise _MalformedTaskError(f"{server} sent a question that the protocol does not allow")
+            raise _malformed(f"{server} sent a question that the protocol does not allow")
         count, total = len(questions), len(questions) + len(self._answered)
         is_large = len(msgspec.json.encode(questions)) > _MAX_QUESTION_BYTES
         if count > MAX_QUESTIONS or total > _MAX_ANSWERED or is_large:
-            raise _MalformedTaskError(f"{server} sent too many or too large questions for a task")
+            raise _malformed(f"{server} sent too many or too large questions for a task")
 
     async def _ask(self, key: str, question: JSONObject) -> None:
         self._answered.add(key)
@@ -262,6 +293,11 @@ def _interval(task: JSONObject) -> float:
         if isinstance(stated, int | float) and isfinite(stated) and not isinstance(stated, bool):
             seconds = float(stated) / 1000
     return min(max(seconds, _POLL_BOUNDS[0]), _POLL_BOUNDS[1])
+
+
+def _lost(server: str) -> CallError:
+    message = f"{server} no longer has the task of this call, which may have run: find out before you repeat it"
+    return CallError(ErrorCode.OUTCOME_UNKNOWN, message, retryable=False)
 
 
 def _failure(error: JSONObject) -> CallError:
