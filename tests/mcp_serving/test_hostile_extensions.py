@@ -305,6 +305,33 @@ async def test_skills_whose_addresses_leave_their_folder_are_omitted(
     assert [each["uri"] for each in found] == ["skill://good/SKILL.md"]
 
 
+@pytest.mark.requirement("R67")
+async def test_a_list_of_skills_is_bounded(upstream: Upstream, tmp_path: Path) -> None:
+    """A server may send one long list after another, or a skill with very many files."""
+    asked: list[str] = []
+
+    def page(params: dict[str, Any]) -> str:
+        asked.append(params.get("cursor", "0"))
+        number = len(asked)
+        large = {"uri": f"skill://s{number}/SKILL.md", "frontmatter": {"name": "x" * 4_000_000}}
+        entries = [msgspec.json.encode({**large, "resources": []}).decode()]
+        entries += [many] if number == 1 else []
+        listed = _listed("skills", f"[{','.join(entries)}]")
+        return f'{listed[:-1]}, "nextCursor": "{number}"}}'
+
+    upstream.results["skills/list"] = page
+    files = [(f"skill://many/{number}", b"") for number in range(10_001)]
+    many = skill("skill://many/SKILL.md", *files)
+    upstream.results["skills/get"] = lambda _: f'{{"resultType": "complete", "skill": {many}}}'
+    async with hub(upstream, tmp_path) as registry:
+        found = (await registry.execute("up.skills.list", {}, ADA)).data
+        with pytest.raises(CallError, match="more than 10000 files"):
+            await registry.execute("up.skills.get", {"uri": "skill://many/SKILL.md"}, ADA)
+
+    assert [each["uri"] for each in found] == [f"skill://s{n}/SKILL.md" for n in range(1, 9)]
+    assert len(asked) <= 9
+
+
 @pytest.mark.parametrize("contents", ["evil", "good evil", "evil good", "blob", "none"])
 async def test_every_content_of_a_file_of_a_skill_is_checked_also_if_it_is_not_listed(
     upstream: Upstream, tmp_path: Path, contents: str

@@ -5,10 +5,13 @@ Rule 2: a file that is not what the entry of its skill states is rejected, once 
 Rule 3: an entry whose addresses leave the folder of its skill is omitted: clients may write the files to disk.
 """
 
+import asyncio
 import logging
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from operations.base.errors import CallError, ErrorCode
 from operations.base.json.values import is_object, list_of, object_of, text_of
@@ -27,6 +30,12 @@ from operations.mcp.shared.skills import (
 logger = logging.getLogger("operations.mcp")
 
 _MAX_PAGES: Final = 100
+_MAX_BYTES: Final = 32 * 1024 * 1024
+"""The largest size of all entries of a server, as JSON."""
+
+_MAX_FILES: Final = 10_000
+"""The largest number of files of a skill."""
+
 _MAX_UNLISTED: Final = 1_000
 """The largest number of remembered entries that the server does not list."""
 
@@ -57,24 +66,27 @@ class SkillEntries:
         """
         found: dict[str, JSONObject] = {}
         omitted: list[str] = []
-        cursor: Any = None
+        room, cursor = _MAX_BYTES, None
         for _ in range(_MAX_PAGES):
             params = {} if cursor is None else {"cursor": cursor}
             page = await self._request("skills/list", params, context, replayable=True)
             for entry in filter(is_object, list_of(page.get("skills"))):
-                address = misplaced(entry)
-                if address is None:
+                fault = _entry_fault(entry)
+                room -= len(msgspec.json.encode(entry))
+                if room < 0:
+                    fault = f"the list has more than {_MAX_BYTES // 1024**2} MiB"
+                if fault is None:
                     found[entry["uri"]] = entry
                 else:
-                    omitted.append(address)
+                    omitted.append(fault)
+                # A check may take a while.
+                await asyncio.sleep(0)
             cursor = page.get("nextCursor")
-            if not cursor:
+            if not cursor or room < 0:
                 break
         if omitted:
-            logger.warning(
-                "%s: %d skills are omitted, because their addresses leave their folder: %s",
-                self._server, len(omitted), printable(omitted[0][:200]),
-            )  # fmt: skip
+            reason = printable(omitted[0])
+            logger.warning("%s: %d skills are omitted: %s", self._server, len(omitted), reason)
         self._listed = found
         return [*found.values()]
 
@@ -86,8 +98,9 @@ class SkillEntries:
         """
         result = await self._request("skills/get", {"uri": uri}, context, replayable=True)
         entry = object_of(result.get("skill"))
-        if entry.get("uri") != uri or misplaced(entry) is not None:
-            message = f"{self._server} sent an entry that is not that of the skill: {uri}"
+        fault = "it has another address" if entry.get("uri") != uri else _entry_fault(entry)
+        if fault is not None:
+            message = f"{self._server} sent an entry that is not that of the skill {uri}: {fault}"
             raise CallError(ErrorCode.EXECUTION_ERROR, message, retryable=False)
         listed = self._listed or {}
         if uri in listed:
@@ -148,6 +161,14 @@ class SkillEntries:
         known = {**self._unlisted, **(self._listed or {})}
         owners = [each for each in known if uri.startswith(f"{folder_of(each)}/")]
         return known[max(owners, key=len)] if owners else None
+
+
+def _entry_fault(entry: JSONObject) -> str | None:
+    """Return why the entry of a skill is omitted; None if it is not."""
+    if len(list_of(entry.get("resources"))) > _MAX_FILES:
+        return f"it has more than {_MAX_FILES} files"
+    address = misplaced(entry)
+    return None if address is None else f"an address leaves its folder: {address[:200]}"
 
 
 def _fault(uri: str, result: JSONObject, entry: JSONObject) -> str | None:
