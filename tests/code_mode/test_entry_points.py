@@ -194,6 +194,16 @@ def test_an_operator_makes_a_script_an_operation(folder: Path) -> None:
     assert "save it again" in changed.stderr
 
 
+def test_scripts_are_checked_and_saved_without_a_server_that_works_on_runs(folder: Path) -> None:
+    config = folder / "operations.toml"
+    config.write_text(config.read_text() + "[runs]\nurl = 'sqlite:runs.db'\n")
+    assert command(folder, "run", "script.py", "--check").returncode == 0
+    (folder / "wrong.py").write_text("await shop.items(limt=3)\n")
+    assert "limt" in command(folder, "run", "wrong.py", "--check").stderr
+    assert command(folder, "code", "save", "report.daily", "script.py").returncode == 0
+    assert command(folder, "code", "save", "report.wrong", "wrong.py").returncode == 1
+
+
 def test_a_script_with_errors_is_not_saved(folder: Path) -> None:
     before = (folder / "operations.toml").read_text()
     (folder / "wrong.py").write_text("await shop.items(limt=3)\n")

@@ -8,6 +8,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from operations.base.text import counted
 from operations.cli.call import make_call
+from operations.cli.lookup import caller
 from operations.cli.options import (
     DEFAULTS,
     POSITIVE,
@@ -50,10 +51,24 @@ async def run_script(
         key: With --detach: the same script with the same key is the same run.
         common: Options of every command.
     """
-    value = {"script": _text_of(script), "check_only": check}
+    text = _text_of(script)
+    if check:
+        return await _check(text, as_, common)
+    value = {"script": text}
     return await make_call(
         "code.run", encoded(value), timeout=timeout, as_=as_, detach=detach, key=key, common=common
     )
+
+
+async def _check(text: str, as_: str | None, common: Common) -> int:
+    """Check a script here: a run would wait for a server."""
+    screen = common.screen()
+    async with open_session(common, screen, SourceFilter(operation="code.run")) as hub:
+        context = await caller(hub, as_)
+        await hub.registry.authorize("code.run", {"script": text, "check_only": True}, context)
+        checked = await hub.code_mode.check(text, context)
+    screen.result(msgspec.to_builtins(checked))
+    return ExitCode.DONE
 
 
 @code_app.command
@@ -92,8 +107,8 @@ async def save(
         if not is_id or operation_id in hub.registry:
             raise CycloptsError(msg=f"{operation_id} is no id, or the id of another operation")
         operator = OperationContext(trusted=True)
-        value = {"script": text, "check_only": True}
-        await hub.registry.execute("code.run", value, operator)
+        # Not as a run, which would wait for a server.
+        await hub.code_mode.check(text, operator)
         used = hub.code_mode.used_by(text, operator)
     unclear = [spec.id for spec in used if _is_unclear(spec.access_control)]
     if unclear and not scope:

@@ -234,6 +234,14 @@ class Code:
         """
         return await self._run(script, context, check_only=check_only)
 
+    async def check(self, script: str, context: OperationContext) -> ScriptResult:
+        """Check the types of a script, and run nothing: as `code.run` with `check_only`, but never as a run.
+
+        Raises:
+            CallError: `SCRIPT_REJECTED` with diagnostics.
+        """
+        return await self._run(script, context, check_only=True)
+
     def used_by(self, script: str, context: OperationContext) -> list[OperationSpec]:
         """Return the operations whose names are in a script, and that the caller may call."""
         found = used_operations(self._names.current(), script)
