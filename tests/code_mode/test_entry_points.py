@@ -194,6 +194,26 @@ def test_an_operator_makes_a_script_an_operation(folder: Path) -> None:
     assert "save it again" in changed.stderr
 
 
+def test_a_saved_script_may_call_operations_of_every_source(folder: Path) -> None:
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Mail", "version": "1"},
+        "paths": {
+            "/send": {"post": {"operationId": "send", "responses": {"204": {"description": ""}}}}
+        },
+    }
+    (folder / "mail.json").write_text(json.dumps(document))
+    config = folder / "operations.toml"
+    source = "[openapi.mail]\ndocument = 'mail.json'\nbase_url = 'http://127.0.0.1:9'\n"
+    config.write_text(config.read_text() + source)
+    script = folder / "monthly.py"
+    script.write_text("if arguments:\n    await mail.send()\nreturn await shop.items(limit=1)\n")
+    assert command(folder, "code", "save", "report.monthly", "monthly.py").returncode == 0
+    called = command(folder, "call", "report.monthly", "--json")
+    assert called.returncode == 0, called.stderr
+    assert json.loads(called.stdout) == [0]
+
+
 def test_scripts_are_checked_and_saved_without_a_server_that_works_on_runs(folder: Path) -> None:
     config = folder / "operations.toml"
     config.write_text(config.read_text() + "[runs]\nurl = 'sqlite:runs.db'\n")

@@ -523,12 +523,13 @@ async def open_hub(
             _start_telemetry(hub, stack)
             if settings.setup is not None:
                 await _run_setup(hub, stack)
-            is_script = wanted.operation is not None and wanted.operation.startswith("code.")
-            if settings.code is not None or is_script:
+            runs_code = wanted.operation is not None and wanted.operation.startswith("code.")
+            is_saved = settings.code is not None and wanted.operation in settings.code.saved
+            if settings.code is not None or runs_code:
                 hub.code_mode = code_of(file, registry)
                 registry.register_all(hub.code_mode)
             # A script may call any operation.
-            if wanted.operation is None or is_script:
+            if wanted.operation is None or runs_code or is_saved:
                 await hub.open(filter(wanted.includes, sources_of(file)), wait)
             else:
                 await lazy.open(wanted.operation)
