@@ -176,7 +176,7 @@ async def test_only_a_start_with_a_key_is_sent_again(key: str | None) -> None:
     registry = OperationRegistry()
 
     @registry.operation("run.start")
-    async def start(id: str, input: Any, key: str | None = None) -> Any:
+    async def start(id: str, input: Any, secrets: bool, key: str | None = None) -> Any:
         nonlocal starts
         starts += 1
         if starts == 1:

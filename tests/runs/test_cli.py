@@ -16,6 +16,10 @@ from operations.hub import open_hub
 from operations.hub.operations import readiness
 
 OPERATIONS = """
+from typing import Annotated
+
+from msgspec import Meta
+
 from operations import CallError, OperationContext, operation
 
 @operation("job.add")
@@ -27,6 +31,10 @@ async def ask(context: OperationContext) -> list[object]:
     await context.progress(1, 2, "half")
     answer = await context.elicit("Go on?", {"type": "object", "properties": {}})
     return [answer["action"], await context.wait_for("go")]
+
+@operation("job.token")
+async def token() -> dict[str, Annotated[str, Meta(extra_json_schema={"format": "password"})]]:
+    return {"token": "hunter2"}
 
 @operation("job.fail")
 async def fail() -> None:
@@ -115,6 +123,25 @@ def test_a_detached_call_is_worked_on_by_a_server(operations: CommandLine, folde
     assert operations.json("runs", "result", run_id) == ["decline", 5]
     assert operations("runs", "watch", run_id)[0] == 0
     assert "completed" in operations("runs", "watch", run_id)[1]
+
+
+def test_secrets_are_only_in_the_result(operations: CommandLine, folder: Path) -> None:
+    run_id = operations("call", "job.token", "--detach")[1]
+    served(folder, run_id, "completed")
+    shown = [
+        operations("runs", verb, *given, *form)[1]
+        for verb, given in (
+            ("list", ()),
+            ("show", (run_id,)),
+            ("watch", (run_id,)),
+            ("cancel", (run_id,)),
+        )
+        for form in ((), ("--json",))
+    ]
+
+    assert "hunter2" not in "".join(shown)
+    assert "**********" in shown[2]
+    assert operations.json("runs", "result", run_id) == {"token": "hunter2"}
 
 
 def test_the_exit_code_is_that_of_the_call(operations: CommandLine, folder: Path) -> None:

@@ -117,7 +117,7 @@ async def watch(run_id: str, /, *, common: Common = DEFAULTS) -> int:
         run = await registry.run(run_id, _OPERATOR)
         async for state in run.watch():
             if screen.json:
-                screen.item(msgspec.to_builtins(state))
+                screen.item(msgspec.to_builtins(state.masked()))
             else:
                 screen.write(_line(state))
     return _exit_code(run.state)
@@ -261,6 +261,7 @@ def _line(state: RunState) -> str:
 
 
 def _show(state: RunState, screen: Screen) -> None:
+    state = state.masked()
     if screen.json:
         screen.value(msgspec.to_builtins(state))
         return

@@ -607,6 +607,9 @@ class Operation(msgspec.Struct, frozen=True):
     needs_token: bool = False
     """Whether the source of an imported operation needs the token that the caller sent, which no run has."""
 
+    result_schema: Schema | None = None
+    """The schema of the result of the handler, if settings change the form of the result; else that of the spec."""
+
     lane_limit: int | None = None
     """The number of runs of one lane that work at a time, in all processes together; None for no limit."""
 

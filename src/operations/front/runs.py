@@ -24,19 +24,22 @@ def run_operations(registry: OperationRegistry) -> list[Any]:
     """Return the operations `runs.get`, `runs.list`, `runs.cancel` and `runs.answer`."""
 
     @operation("runs.get", type="query")
-    async def get(run: str, context: OperationContext, wait: float = 0) -> JSONObject:
+    async def get(
+        run: str, context: OperationContext, wait: float = 0, secrets: bool = False
+    ) -> JSONObject:
         """Return the state of one of your runs, with its result or error if it has ended.
 
         Args:
             run: The id of the run.
             context: The caller.
             wait: Seconds to wait for its end, at most 20.
+            secrets: Return secrets in the result, which are masked otherwise.
         """
         found = await _own(run, context)
         seconds = min(wait, _MAX_WAIT, context.remaining - 1)
         if seconds > 0 and not found.state.is_final:
             await found.wait(seconds)
-        return shown(found.state)
+        return shown(found.state, secrets=secrets)
 
     @operation("runs.list", type="query")
     async def page(
@@ -96,8 +99,15 @@ def _owner(context: OperationContext) -> OperationContext:
     return context.changed(identity=replace(identity, scopes=scopes))
 
 
-def shown(state: RunState, *, expose: bool = False) -> JSONObject:
-    """Return a state as a caller sees it: without texts of unexpected exceptions, unless they are exposed."""
+def shown(state: RunState, *, expose: bool = False, secrets: bool = False) -> JSONObject:
+    """Return a state as a caller sees it.
+
+    Args:
+        state: The state.
+        expose: Whether it has the texts of unexpected exceptions.
+        secrets: Whether secrets in its result are not masked.
+    """
+    state = state if secrets else state.masked()
     wire: JSONObject = msgspec.to_builtins(state)
     wire.pop("revision", None)
     if state.status is not RunStatus.COMPLETED and "error" in wire:

@@ -15,8 +15,11 @@ from time import monotonic
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from operations.base.errors import CallError, ErrorCode, timed_out
+from operations.base.json.secrets import masked
+from operations.base.json.values import MASK, object_of
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
 from operations.registry.plan import CallPlan
@@ -77,6 +80,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Any = None
     """The error of a run that ended in another way, in its wire form."""
 
+    secrets: tuple[str, ...] = ()
+    """The places of values in `result` or `error` that the contract of the operation marks as secret."""
+
     revision: int = 0
     """Counts the changes, so that a watcher misses none."""
 
@@ -84,6 +90,21 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_final(self) -> bool:
         """Whether the run has ended."""
         return self.status in FINAL
+
+    def masked(self) -> "RunState":
+        """Return the state for lists and pages, in which secrets are masked."""
+        if not self.secrets:
+            return self
+        result, error = object_of(self.result), object_of(self.error)
+        if result:
+            result = masked(result, [f"/data{place}" for place in self.secrets])
+            meta = object_of(result.get("meta"))
+            # They repeat the data.
+            repeated = {"content": [{"type": "text", "text": MASK}], "structuredContent": MASK}
+            result["meta"] = {name: repeated.get(name, value) for name, value in meta.items()}
+        if "details" in error:
+            error = {**error, "details": masked(error["details"], self.secrets)}
+        return replace(self, result=result or None, error=error or None, secrets=())
 
     def envelope(self) -> ResponseEnvelope[Any]:
         """Return the result of a run that has ended.

@@ -52,6 +52,7 @@ from operations.runs.keeper import Keeper
 from operations.runs.notes import Notes
 from operations.runs.records import Attempt, Caller, NewRun
 from operations.runs.schedules import Cron, Schedule, ScheduleFollower
+from operations.runs.secrecy import result_places
 from operations.runs.sqlite import SQLiteDatabase
 from operations.runs.tables import VERSION, create_tables
 from operations.runs.texts import cleaned, enforce_integer, enforce_storable, is_storable
@@ -695,12 +696,18 @@ class Runs:
         Raises:
             CallError: `RUN_NOT_FOUND`, or `VALIDATION_ERROR` if it has another status, or the decision is missing.
         """
-        await self._visible(run_id, context, MANAGE)
+        state = await self._visible(run_id, context, MANAGE)
         data = None
+        secrets: tuple[str, ...] = ()
         if ran is not msgspec.UNSET:
             data = _encoded(ran, "The result of the call", self.limits.result_bytes)
+            operation = self.registry.get(state.operation)
+            # A client may not know the operation.
+            secrets = ("",) if operation is None else result_places(operation, ran)
         by = self._name(context)
-        await self.write(lambda db: self.journal.retry(db, run_id, data, by, not_run=not_run))
+        await self.write(
+            lambda db: self.journal.retry(db, run_id, data, by, not_run=not_run, secrets=secrets)
+        )
         self._in_loop(self._on_ready)
         self._changed(run_id)
         return await self.state(run_id, context)

@@ -31,6 +31,7 @@ from operations.runs.records import (
     Question,
     Step,
 )
+from operations.runs.secrecy import masked_error, taken_places, with_places
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
@@ -592,7 +593,14 @@ class Journal:
     # ------------------------------------------------------------ decisions
 
     def retry(
-        self, db: Connection, run_id: str, ran: bytes | None, by: str, *, not_run: bool
+        self,
+        db: Connection,
+        run_id: str,
+        ran: bytes | None,
+        by: str,
+        *,
+        not_run: bool,
+        secrets: Sequence[str] = (),
     ) -> bool:
         """Queue a run again that has failed, was cancelled or is unknown.
 
@@ -602,6 +610,7 @@ class Journal:
             ran: The result of the call whose outcome is unknown, as JSON; None if it is not given.
             by: Who decides.
             not_run: Whether that call did not run.
+            secrets: The places of secrets in the result, if it is that of the run itself.
 
         Raises:
             CallError: `VALIDATION_ERROR` if the run cannot be retried, or the decision is missing or not possible;
@@ -648,6 +657,7 @@ class Journal:
             envelope = local_envelope(_decode(ran), operation)
             data = ran if is_function else envelope.encode()
             if name == ROOT:
+                data = with_places(data, secrets)
                 db.count(
                     "UPDATE runs SET status = 'completed', result = ?, error = NULL, updated = ?,"
                     " expires = ? + COALESCE(retention, ?), revision = revision + 1 WHERE id = ?",
@@ -786,7 +796,7 @@ class Journal:
                 once=kind == ONCE,
                 begun=begun,
                 ended=ended,
-                error=None if error is None else _decode(error),
+                error=None if error is None else masked_error(_decode(error)),
                 answered_by=by,
             )
             for name, parent, operation, kind, begun, ended, error, by in rows
@@ -989,5 +999,6 @@ def _state(row: Sequence[Any], result: Any = None, error: Any = None) -> RunStat
     for name, data in (("progress", fields["progress"]), ("result", result), ("error", error)):
         fields[name] = None if data is None else _decode(data)
     waiting = fields["waiting"]
+    fields["secrets"] = taken_places(fields["result"]) + taken_places(fields["error"])
     fields["waiting"] = () if waiting is None else _decode(waiting, type=tuple[Waiting, ...])
     return RunState(**fields)

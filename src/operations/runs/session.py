@@ -55,6 +55,7 @@ from operations.runs.records import (
     Question,
     Step,
 )
+from operations.runs.secrecy import error_places, error_with_places, result_places, with_places
 from operations.runs.steps import RecordedSteps, StepNames
 from operations.runs.texts import cleaned, milliseconds
 from operations.runs.writer import RunStoreError
@@ -181,7 +182,7 @@ class Session:
             self.host.unreleased(self.attempt.id, self.attempt.fence)
             end = None
         except CallError as error:
-            end = failed(error)
+            end = self._failed(error)
         if end is not None:
             await self._end(end)
         self.close("the attempt has ended")
@@ -318,9 +319,9 @@ class Session:
             return End(RunStatus.CANCELLED, error=cancelled_error(begun).to_wire())
         error = root.exception() if is_returned else None
         if isinstance(error, CallError):
-            return failed(error)
+            return self._failed(error)
         if error is not None:
-            return failed(map_error(error))
+            return self._failed(map_error(error))
         return failed(CallError(ErrorCode.ABORTED, "The run was cancelled, but not by its caller"))
 
     def _completed(self, envelope: ResponseEnvelope[Any]) -> End:
@@ -329,7 +330,13 @@ class Session:
             data = self._encoded(envelope.encode, remedy)
         except CallError as error:
             return failed(error)
-        return End(RunStatus.COMPLETED, data, pages=self._pages)
+        operation = cast("Operation", self._operation)
+        places = result_places(operation, envelope.data, is_page=bool(self._pages))
+        return End(RunStatus.COMPLETED, with_places(data, places), pages=self._pages)
+
+    def _failed(self, error: CallError) -> End:
+        wire = error_with_places(_error_wire(error), error_places(self._operation, error))
+        return End(RunStatus.FAILED, error=wire)
 
     async def _end(self, end: End) -> None:
         self.close("the run has ended")
@@ -677,7 +684,8 @@ class Session:
 
     async def _record(self, step: Step, result: bytes | None, error: CallError | None) -> None:
         attempt, journal = self.attempt, self.host.journal
-        failure = None if error is None else _error_bytes(error)
+        operation = None if error is None else self.host.registry.get(step.operation)
+        failure = None if error is None else _error_bytes(error, operation)
         await self._kept(
             lambda db: journal.end_step(db, attempt.id, attempt.fence, step, result, failure)
         )
@@ -1219,8 +1227,8 @@ def _error_wire(error: CallError) -> dict[str, Any]:
     return wire
 
 
-def _error_bytes(error: CallError) -> bytes:
-    wire = _error_wire(error)
+def _error_bytes(error: CallError, operation: Operation | None = None) -> bytes:
+    wire = error_with_places(_error_wire(error), error_places(operation, error))
     if error.operation_id is not None:
         wire["operation"] = error.operation_id
     return msgspec.json.encode(wire)

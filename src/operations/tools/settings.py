@@ -173,7 +173,9 @@ def _configured(
     if config.approve is not None:
         approve = ApprovalRule() if config.approve is True else config.approve or None
     spec = with_fields(spec, access_control=access)
+    result_schema = operation.result_schema
     if config.select is not None or config.max_bytes is not None:
+        result_schema = result_schema or spec.output_schema
         spec = with_fields(spec, output_schema=UNKNOWN)
     ready = with_fields(
         operation,
@@ -182,6 +184,7 @@ def _configured(
         timeout=config.timeout or operation.timeout,
         approve=approve,
         descriptions=config.descriptions or operation.descriptions,
+        result_schema=result_schema,
     )
     if all(getattr(config, name) is None for name in RUNNING):
         return ready

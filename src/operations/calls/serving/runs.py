@@ -7,7 +7,7 @@
 
 Rule 1: a worker serves them if its registry has a store of runs. Workers of a group use the same store.
 Rule 2: the owner of a run is the caller that the worker has identified; others learn nothing of it.
-Rule 3: a result is part of the state, in the wire form of an envelope.
+Rule 3: a result is part of the state, in the wire form of an envelope. Its secrets are masked unless `secrets` is set.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
     if store is None:
         return []
 
-    def wire(state: RunState) -> JSONObject:
-        return {**shown(state, expose=expose), "revision": state.revision}
+    def wire(state: RunState, secrets: bool = False) -> JSONObject:
+        return {**shown(state, expose=expose, secrets=secrets), "revision": state.revision}
 
     async def find(run_id: str, context: OperationContext) -> Run:
         return await registry.run(run_id, _caller(context))
@@ -66,6 +66,7 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
         priority: int = 100,
         lane: str | None = None,
         retention: float | None = None,
+        secrets: bool = False,
     ) -> JSONObject:
         """Start a run of a query or mutation; returns its state once it is stored.
 
@@ -79,6 +80,7 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
             priority: Runs with a lower number begin first.
             lane: The lane whose limit counts the run.
             retention: Seconds for which the run is kept after its end.
+            secrets: Return secrets in its result, if the key names a run that has completed.
         """
         run = await registry.start(
             id,
@@ -91,11 +93,15 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
             lane=lane,
             retention=retention,
         )
-        return wire(run.state)
+        return wire(run.state, secrets)
 
     @operation("run.get", type="query")
     async def get(
-        run: str, context: OperationContext, after: int = -1, wait: float = 0
+        run: str,
+        context: OperationContext,
+        after: int = -1,
+        wait: float = 0,
+        secrets: bool = False,
     ) -> JSONObject:
         """Return the state of a run, with its result or error if it has ended.
 
@@ -104,14 +110,15 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
             context: The caller.
             after: Wait until the state has a later revision, or the run has ended.
             wait: Seconds to wait, at most 20.
+            secrets: Return secrets in the result, which are masked otherwise.
         """
         found = await find(run, context)
         seconds = min(wait, MAX_WAIT, context.remaining - _REPLY_SECONDS)
         if seconds > 0 and found.state.revision <= after and not found.state.is_final:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    return wire(await store.changed(run, after, _caller(context)))
-        return wire(found.state)
+                    return wire(await store.changed(run, after, _caller(context)), secrets)
+        return wire(found.state, secrets)
 
     @operation("run.list", type="query")
     async def page(
@@ -152,28 +159,32 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
         return [shown_step(step, expose=expose) for step in await found.steps()]
 
     @operation("run.watch")
-    async def watch(run: str, context: OperationContext) -> AsyncGenerator[JSONObject]:
+    async def watch(
+        run: str, context: OperationContext, secrets: bool = False
+    ) -> AsyncGenerator[JSONObject]:
         """Yield the present state of a run, then every change; end with the final state.
 
         Args:
             run: The id of the run.
             context: The caller.
+            secrets: Return secrets in the result, which are masked otherwise.
         """
         found = await find(run, context)
         async for state in found.watch():
-            yield wire(state)
+            yield wire(state, secrets)
 
     @operation("run.cancel", idempotent=True)
-    async def cancel(run: str, context: OperationContext) -> JSONObject:
+    async def cancel(run: str, context: OperationContext, secrets: bool = False) -> JSONObject:
         """Cancel a run. If it ends first, its result stays.
 
         Args:
             run: The id of the run.
             context: The caller.
+            secrets: Return secrets in the result, which are masked otherwise.
         """
         found = await find(run, context)
         await found.cancel()
-        return wire(found.state)
+        return wire(found.state, secrets)
 
     @operation("run.answer", idempotent=True)
     async def answer(run: str, key: str, answer: Any, context: OperationContext) -> bool:
@@ -201,7 +212,10 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
 
     @operation("run.retry")
     async def retry(
-        run: str, context: OperationContext, decision: JSONObject | None = None
+        run: str,
+        context: OperationContext,
+        decision: JSONObject | None = None,
+        secrets: bool = False,
     ) -> JSONObject:
         """Run a failed, cancelled or unknown run again.
 
@@ -209,6 +223,7 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
             run: The id of the run.
             context: The caller.
             decision: For an unknown run `{"ran": RESULT}` or `{"notRun": true}`.
+            secrets: Return secrets in the result, which are masked otherwise.
         """
         given = decision or {}
         if not set(given) <= {"ran", "notRun"}:
@@ -216,7 +231,7 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
             raise CallError(ErrorCode.VALIDATION_ERROR, message)
         found = await find(run, context)
         await found.retry(ran=given.get("ran", msgspec.UNSET), not_run=given.get("notRun") is True)
-        return wire(found.state)
+        return wire(found.state, secrets)
 
     return [start, get, page, steps, watch, cancel, answer, signal, retry]
 

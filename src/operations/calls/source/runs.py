@@ -63,7 +63,7 @@ class RemoteRuns:
             for name, value in msgspec.structs.asdict(options).items()
             if value != getattr(_DEFAULTS, name)
         }
-        asked = {"id": operation_id, "input": input, **given}
+        asked = {"id": operation_id, "input": input, "secrets": True, **given}
         sends = _STARTS if options.key is not None else 1
         while True:
             sends -= 1
@@ -143,14 +143,15 @@ class RemoteRuns:
         decision: JSONObject = {} if ran is msgspec.UNSET else {"ran": ran}
         if not_run:
             decision["notRun"] = True
-        given = {"run": run_id, "decision": decision}
+        given = {"run": run_id, "decision": decision, "secrets": True}
         envelope = await self._calls.call("run.retry", given, context, replayable=False)
         return _state(envelope.data)
 
     async def _state(
         self, verb: str, given: JSONObject, context: OperationContext, timeout: float | None = None
     ) -> RunState:
-        envelope = await self._calls.call(verb, given, context, timeout=timeout, replayable=True)
+        asked = {**given, "secrets": True}
+        envelope = await self._calls.call(verb, asked, context, timeout=timeout, replayable=True)
         return _state(envelope.data)
 
 
