@@ -30,6 +30,7 @@ from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openap
 from operations.openapi.kind import advice
 from operations.openapi.source.diagnosis import diagnose
 from operations.recorder.graph import CallRecord
+from operations.runs import RunStoreError
 from operations.sources.contract import SourceEntry
 
 State = Literal["ok", "warning", "failed"]
@@ -352,7 +353,11 @@ async def _check_runs(file: ConfigFile, report: Report) -> None:
     if runs is None:
         return
     try:
+        await runs.connect()
         counts = await runs.counts() if await runs.works() else None
+    except RunStoreError as error:
+        report("runs", "failed", error.message)
+        return
     finally:
         await runs.aclose()
     if counts is None:

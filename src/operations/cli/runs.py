@@ -48,6 +48,7 @@ async def _opened(common: Common, *, changes: bool = False) -> AsyncGenerator[Op
         async with aclosing(OperationRegistry(runs=runs)) as registry:
             for sink in sinks.values():
                 registry.record(sink)
+            await runs.connect()
             yield registry
 
 

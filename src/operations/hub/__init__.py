@@ -535,7 +535,7 @@ async def open_hub(
                 await lazy.open(wanted.operation)
             if registry.run_store is not None:
                 # Now that the operations are there.
-                await registry.run_store.open()
+                await registry.run_store.open_when_up()
             yield hub
 
 

@@ -3,6 +3,7 @@
 Packages that are slow to import or may not be installed are imported when a config needs them.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import (
     AsyncExitStack,
@@ -16,7 +17,7 @@ from typing import Any
 
 from operations.authority import Authority, Grants
 from operations.authority.grants import PREFIX
-from operations.base.errors import OperationsError
+from operations.base.errors import OperationsError, TransportError
 from operations.base.text import safe_namespace
 from operations.calls.kind import connect_broker
 from operations.code.config import CodeLimits, SavedScript, digest_of
@@ -38,6 +39,8 @@ from operations.sources.contract import Opened, Skipped
 from operations.sources.modules import KIND as LOCAL_KIND
 from operations.sources.modules import ListedModule
 from operations.store import Store, StoreError, open_store
+
+logger = logging.getLogger("operations")
 
 
 def sources_of(file: ConfigFile) -> Iterator[Source]:
@@ -248,9 +251,15 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
             return Store()
         if entry.key is not None:
             store.seal(file.secret(entry.key).encode())
-        # Report a store that cannot be written, or has another key, before the first call.
-        await store.swap("store.opened", None, b"1")
-        await store.get("store.opened")
+        try:
+            # Report a store that cannot be written, or has another key, before the first call.
+            await store.swap("store.opened", None, b"1")
+            await store.get("store.opened")
+        except StoreError as error:
+            if not isinstance(error.__cause__, TransportError):
+                raise
+            message = "the store of [state] cannot be used now: %s"
+            logger.error(message, error.__cause__)  # noqa: TRY400 - no bug
     except (OperationsError, ValueError) as error:
         key = "state.url" if entry.broker is None else "state.broker"
         reason = (isinstance(error, StoreError) and error.__cause__) or error

@@ -169,13 +169,21 @@ async def readiness(hub: Hub) -> bool | JSONObject:
 
     If they cannot be written, `state` stands for the store of grants and approvals, `runs` for the store of
     runs, and the name of its table for a sink. A development server adds why the files cannot be used, as `problem`.
+
+    A hub whose stores could not be used since its start is not ready: its config may be wrong.
     """
-    absent, authority = [source.name for source in hub.absent()], hub.registry.authority
-    if not await authority.store.check():
+    absent, store = [source.name for source in hub.absent()], hub.registry.authority.store
+    unopened: list[str] = []
+    if not await store.check():
         absent.append("state")
+        if not store.has_worked:
+            unopened.append("state")
     absent += [name for name, sink in hub.sinks.items() if not sink.check()]
-    if hub.registry.run_store is not None and not await hub.registry.run_store.works():
+    runs = hub.registry.run_store
+    if runs is not None and not await runs.works():
         absent.append("runs")
+        if not runs.was_opened:
+            unopened.append("runs")
     if not absent:
         return True if hub.code is None else {"status": "ok", "problem": hub.problem}
     # These operations are always registered.
@@ -183,9 +191,14 @@ async def readiness(hub: Hub) -> bool | JSONObject:
     is_useless = hub.is_starting or all(
         spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs()
     )
-    status = "unavailable" if is_useless else "degraded"
-    problem = {} if hub.code is None else {"problem": hub.problem}
-    return {"status": status, "disconnected": absent, **problem}
+    found: JSONObject = {
+        "status": "unavailable" if is_useless or unopened else "degraded",
+        "disconnected": absent,
+    }
+    if unopened:
+        names = " and ".join(f"[{name}]" for name in unopened)
+        found["message"] = f"The store of {names} could not be used since the start: see the log"
+    return found if hub.code is None else {**found, "problem": hub.problem}
 
 
 # ------------------------------------------------------------ workers

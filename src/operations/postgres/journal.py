@@ -209,6 +209,7 @@ class PostgresDatabase:
         ValueError: If the URL is not valid.
     """
 
+    is_remote = True
     blob = "BYTEA"
     lock = " FOR UPDATE"
     share = " FOR KEY SHARE"
@@ -231,6 +232,8 @@ class PostgresDatabase:
         }
         if password is not None:
             self._options["password"] = password
+        hosts, ports = options.get("host", "localhost"), options.get("port", "5432")
+        self.name = f"postgresql://{hosts}:{ports}/{options.get('dbname', '')}"
         self.schema = ""
 
     def connect(self, *, writes: bool = True) -> PostgresConnection:

@@ -61,15 +61,30 @@ class PostgresValues:
                 password=self._password,
             )
         except psycopg.Error as error:
-            # The message of the library may contain the address.
-            reason = str(error).strip().splitlines()[-1:]
-            raise TransportError(f"PostgreSQL cannot be used: {' '.join(reason)}") from error
+            reason = " ".join(str(error).split())
+            raise TransportError(f"PostgreSQL cannot be used: {reason}") from error
+
+    async def _connect(self) -> "psycopg.AsyncConnection[Any]":
+        """Open a connection to a database with the table.
+
+        Raises:
+            StoreError: If the table cannot be created.
+        """
+        connection = await self.connect()
+        try:
+            # Another process may create it at the same moment.
+            with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+                await connection.execute(_TABLE)
+        except psycopg.Error as error:
+            await connection.close()
+            raise StoreError(f"the table operations_state cannot be created: {error}") from error
+        return connection
 
     async def rows(self, sql: Any, *values: Any) -> list[Any]:
         """Run a statement and return its rows."""
         async with self._turn:
             if self._connection is None or self._connection.closed:
-                self._connection = await self.connect()
+                self._connection = await self._connect()
             cursor = await self._connection.execute(sql, values)
             return await cursor.fetchall() if cursor.description is not None else []
 
@@ -114,18 +129,9 @@ class PostgresValues:
 
 @asynccontextmanager
 async def open_postgres(url: str, password: str | None = None) -> AsyncGenerator[Store]:
-    """Yield a store in a PostgreSQL database; its table is created when it is first used.
-
-    Raises:
-        TransportError: If the server cannot be reached.
-        StoreError: If the table cannot be created.
-    """
+    """Yield a store in a PostgreSQL database, which connects and creates its table when it is first used."""
     values = PostgresValues(url, password)
     try:
-        try:
-            await values.rows(_TABLE)
-        except psycopg.Error as error:
-            raise StoreError(f"the table operations_state cannot be created: {error}") from error
         store = Store(values, values.announce)
         listening = asyncio.Task(values.listen(store))
         try:

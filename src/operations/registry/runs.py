@@ -235,6 +235,15 @@ class RunStore(RunAccess, Protocol):
         """Begin to run what is queued, also runs that another process has left. Does nothing in a client."""
         ...
 
+    async def open_when_up(self) -> None:
+        """Open it as `open` does; if its server is down, go on without, and try again."""
+        ...
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether it could be opened since the start."""
+        ...
+
     async def result_page(
         self, run_id: str, number: int, context: OperationContext
     ) -> tuple[str, bytes] | None:

@@ -25,6 +25,8 @@ import msgspec
 
 from operations.base.errors import CallError, ErrorCode, invalid_argument
 from operations.base.json.values import as_json, canonical, is_object, object_of
+from operations.base.logs import LogThrottle
+from operations.base.retry import Backoff
 from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.access import Identity, access_denied
 from operations.contract.context import OperationContext, new_request_id
@@ -57,7 +59,7 @@ from operations.runs.sqlite import SQLiteDatabase
 from operations.runs.tables import VERSION, create_tables
 from operations.runs.texts import cleaned, enforce_integer, enforce_storable, is_storable
 from operations.runs.watchers import Watchers
-from operations.runs.writer import RunStoreError, TransactionThread
+from operations.runs.writer import RunKeyError, RunStoreError, TransactionThread
 from operations.schema import from_schema, validate_or_raise
 
 __all__ = [
@@ -183,6 +185,8 @@ class Runs:
         self._digests: dict[str, tuple[Operation, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._approvals: asyncio.Task[None] | None = None
+        self._awaited: asyncio.Task[None] | None = None
+        """Tries to open the journal."""
         self._has_approvals = False
 
     def _connect(self) -> Connection:
@@ -216,10 +220,66 @@ class Runs:
         """Open the journal and begin to work on runs, unless this process is a client. Opening it twice is harmless.
 
         Raises:
-            RunStoreError: If it cannot be opened.
+            RunStoreError: If it cannot be opened; the message names it and the reason.
         """
         if self._executes:
+            await self.connect()
+
+    async def connect(self) -> None:
+        """Open the journal, also as a client.
+
+        Raises:
+            RunStoreError: If it cannot be opened; the message names it and the reason.
+        """
+        try:
             await self._open()
+        except RunKeyError:
+            raise
+        except RunStoreError as error:
+            raise self._described(error) from error
+
+    async def open_when_up(self) -> None:
+        """Open the journal as `open` does. If it is on a server that cannot be used now, go on without, and try again.
+
+        Until then, starts are `UNAVAILABLE`.
+
+        Raises:
+            RunStoreError: If it is a file that cannot be opened, or encrypted with another key.
+        """
+        try:
+            await self.open()
+        except RunStoreError as error:
+            if not self._database.is_remote or isinstance(error, RunKeyError):
+                raise
+            message = "%s; no run is started or continued until it can be used"
+            logger.error(message, error.message)  # noqa: TRY400 - no bug
+            self._awaited = start_task(self._tasks, self._await_store())
+
+    async def _await_store(self) -> None:
+        """Try to open the journal until that succeeds."""
+        backoff, failures = Backoff(), LogThrottle()
+        failures.level()
+        while True:
+            await asyncio.sleep(backoff.pause())
+            try:
+                await self._open()
+            except RunStoreError as error:
+                logger.log(failures.level(), "%s", self._described(error).message)
+            else:
+                logger.warning("the store of runs %s can be used now", self._database.name)
+                return
+
+    def _described(self, error: RunStoreError) -> RunStoreError:
+        """Return an error for the operator: with the name of the store, and the reason."""
+        if isinstance(error, RunKeyError):
+            return error
+        reason = " ".join(f"{error.__cause__ or error}".split())
+        return RunStoreError(f"The store of runs {self._database.name} cannot be opened: {reason}")
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether the journal could be opened since the start."""
+        return self._keeper is not None or not self._executes
 
     async def _open(self) -> None:
         if self._keeper is not None:
@@ -233,7 +293,7 @@ class Runs:
             self._loop = asyncio.get_running_loop()
             # The first connection makes the tables.
             if await self.write(self._stored_key) != self._key_id:
-                raise RunStoreError(
+                raise RunKeyError(
                     "The store of runs is encrypted with another key, or this process has no key for it"
                 )
             executes = self._executes and not self._is_newer
@@ -288,6 +348,8 @@ class Runs:
         """
         if self._is_closed:
             raise RunStoreError("The store of runs is closed")
+        if self._awaited is not None and not self._awaited.done():
+            raise RunStoreError
         await self._open()
 
     async def aclose(self) -> None:

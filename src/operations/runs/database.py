@@ -67,6 +67,12 @@ class Connection(Protocol):
 class Database(Protocol):
     """Where a journal is kept."""
 
+    name: str
+    """Names the place in messages, without a password."""
+
+    is_remote: bool
+    """Whether it is on a server, which may be down for a while."""
+
     blob: str
     """The type of columns with bytes."""
 

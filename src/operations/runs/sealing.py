@@ -97,6 +97,7 @@ class SealedDatabase:
 
     def __init__(self, inner: Database, key: bytes) -> None:
         self._inner, self._sealer = inner, Sealer(key)
+        self.name, self.is_remote = inner.name, inner.is_remote
         self.blob, self.lock, self.share = inner.blob, inner.lock, inner.share
         self.skip_locked, self.boot, self.lock_all = inner.skip_locked, inner.boot, inner.lock_all
 

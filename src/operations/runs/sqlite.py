@@ -118,11 +118,13 @@ class SQLiteDatabase:
         ValueError: If the file is on a network file system.
     """
 
+    is_remote = False
     blob = "BLOB"
     lock = share = skip_locked = ""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.name = f"sqlite:{path}"
         self.boot = _boot_id()
         kind = _file_system(self.path.parent)
         if kind in _NETWORK:

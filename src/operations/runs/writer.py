@@ -37,6 +37,10 @@ class RunStoreError(CallError):
         super().__init__(ErrorCode.UNAVAILABLE, message)
 
 
+class RunKeyError(RunStoreError):
+    """The store of runs is encrypted with another key than that of this process."""
+
+
 class _Job:
     __slots__ = ("error", "function", "future", "loop", "result")
 

@@ -101,6 +101,8 @@ class Store:
         self._failures = LogThrottle()
         self._checked_at = -inf
         self._is_writable = True
+        self.has_worked = False
+        """Whether a value could be read or written since the start."""
 
     def seal(self, key: bytes) -> None:
         """Encrypt all values from now on; what is stored already must have been encrypted with this key.
@@ -185,8 +187,10 @@ class Store:
 
     async def _checked(self, work: Awaitable[T]) -> T:
         try:
-            return await work
+            found = await work
         except Exception as error:
             message = "the store of grants and approvals does not work: %r"
             logger.log(self._failures.level(), message, error)
             raise StoreError from error
+        self.has_worked = True
+        return found
