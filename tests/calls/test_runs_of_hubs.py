@@ -1,23 +1,28 @@
 """Runs of a hub whose steps are calls of workers: a deploy of either interrupts none."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.waiting import lines, until
-from tests.calls.worlds import World
+from tests.calls.worlds import BrokerWorld, World
 from tests.limits import time_limit
+from tests.runs.shop import LEASE, start_process
 
 from operations.calls import from_calls, serve_calls
 from operations.contract.context import OperationContext
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis
 from operations.registry import OperationRegistry
 from operations.runs import Runs
 
 OPERATOR = OperationContext(trusted=True)
+CONNECT: dict[str, Callable[..., Any]] = {"redis": connect_redis, "nats": connect_nats}
 
 
 class Latch:
@@ -34,6 +39,12 @@ class Latch:
         @registry.operation("shop.charge")
         async def charge(amount: int, context: OperationContext) -> str | None:
             note(str(self.ledger), f"charge {amount}")
+            return context.key
+
+        @registry.operation("shop.capture", keyed=True)
+        async def capture(amount: int, context: OperationContext) -> str | None:
+            note(str(self.ledger), f"capture {context.key}")
+            await self.is_open.wait()
             return context.key
 
         @registry.operation("shop.render", type="query")
@@ -128,3 +139,44 @@ async def test_only_steps_have_keys() -> None:
         await hub_registry.execute("task.outer", {}, OPERATOR)
 
     assert keys == [None, None]
+
+
+async def capture_in_a_run(folder: Path, name: str, url: str, prefix: str) -> None:
+    """A hub that starts a run whose step is a call of a worker."""
+    store = Runs(f"sqlite:{folder / 'runs.db'}", lease=LEASE)
+    registry = OperationRegistry(runs=store)
+
+    @registry.operation("job.capture", durable=True)
+    async def capture(context: OperationContext) -> object:
+        return (await context.env.shop.capture({"amount": 5})).data
+
+    world = BrokerWorld(name, url, CONNECT[name])
+    world.prefix = prefix
+    async with world.connect() as target, from_calls(target) as service:
+        registry.register_all(service)
+        async with registry:
+            run = await registry.start("job.capture", {}, OPERATOR, key="one")
+            (folder / "result").write_text(f"{(await run.result()).data}")
+
+
+@pytest.mark.requirement("R71")
+@pytest.mark.timeout(120)
+async def test_a_call_with_a_key_is_made_again_when_its_hub_was_killed(
+    broker_world: BrokerWorld, tmp_path: Path
+) -> None:
+    latch = Latch(tmp_path / "ledger")
+    given = (broker_world.name, broker_world.url, broker_world.prefix)
+    async with broker_world.serve(latch.worker("one")):
+        killed = start_process(capture_in_a_run, tmp_path, *given)
+        await until(lambda: len(lines(latch.ledger)) == 1)
+        killed.kill()
+        await asyncio.to_thread(killed.wait)
+        latch.is_open.set()
+        second = start_process(capture_in_a_run, tmp_path, *given)
+        await until(lambda: (tmp_path / "result").exists() and (tmp_path / "result").read_text())
+        second.kill()
+        await asyncio.to_thread(second.wait)
+
+    made = lines(latch.ledger)
+    assert len(made) == 2
+    assert made[0] == made[1] == f"capture {(tmp_path / 'result').read_text()}"

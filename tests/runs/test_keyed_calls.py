@@ -136,3 +136,53 @@ async def twice(context: OperationContext) -> None:
     for amount in (1, 2):
         await context.registry.execute("pay.call", {"body": {"amount": amount}}, context)
     await context.env.pay.call({"body": {"amount": 1}})
+
+
+@pytest.mark.requirement("R71")
+@pytest.mark.parametrize("root", ["shop.order", "pay.call"])
+async def test_a_call_is_not_sent_again_to_a_service_that_no_longer_recognises_keys(
+    registries: OpenRegistry, payments: Payments, root: str
+) -> None:
+    """The person who decides what has happened can let it run."""
+    first = opened(registries, payments, idempotency=True)
+    given = {} if root == "shop.order" else {"body": {"amount": 1}}
+    run = await first.start(root, given, ADA)
+    await payments.charged.wait()
+    await first.aclose()
+    payments.released.set()
+    second = opened(registries, payments)
+    state = await resumed(second, run)
+    same = await second.run(run.id, ADA)
+
+    assert (state.status, state.error["code"]) == ("unknown", "OUTCOME_UNKNOWN")
+    assert state.error["details"]["operation"] == "pay.call"
+    assert len(payments.keys) == 1
+    await same.retry(not_run=True)
+    assert (await same.result(10)).data == {"number": 2}
+
+
+@pytest.mark.requirement("R71")
+@pytest.mark.parametrize("root", ["shop.order", "pay.call"])
+async def test_a_function_that_recognises_keys_runs_again(
+    registries: OpenRegistry, root: str
+) -> None:
+    keys: list[str | None] = []
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    @operation("pay.call", keyed=True)
+    async def pay(body: dict[str, int], context: OperationContext) -> int:
+        keys.append(context.key)
+        begun.set()
+        await released.wait()
+        return len(set(keys))
+
+    given = {} if root == "shop.order" else {"body": {"amount": 1}}
+    first = registries(durable(order), pay)
+    run = await first.start(root, given, ADA)
+    await begun.wait()
+    await first.aclose()
+    released.set()
+    state = await resumed(registries(durable(order), pay), run)
+
+    assert (state.status, state.result["data"]) == ("completed", 1)
+    assert len(keys) == 2

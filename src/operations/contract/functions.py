@@ -77,6 +77,11 @@ class OperationOptions(TypedDict, total=False):
     idempotent: bool
     """Whether running it twice has the same effect as running it once."""
 
+    keyed: bool
+    """Whether running it twice with the same `context.key` has the same effect as running it once: the function sends
+    the key to a system that runs requests with the same key once. A run then makes a call again whose outcome is
+    unknown."""
+
     output: OutputPolicy
     """The output policy: how results are normalised."""
 
@@ -208,6 +213,7 @@ def _read_operation(
         error_schemas=tuple(options.get("errors", ())),
         access_control=_access_of(options),
         idempotent=options.get("idempotent", False),
+        keyed=options.get("keyed", False),
         authority=options.get("authority", False),
         converts_input=reader.is_typed,
         meta=options.get("meta", {}),

@@ -192,6 +192,9 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     idempotent: bool = False
     """Whether running it twice has the same effect as running it once."""
 
+    keyed: bool = False
+    """Whether running it twice with the same `context.key` has the same effect as running it once."""
+
     authority: bool = False
     """Whether it administers authority, or the hub. Then no pattern allows it, only its exact id in a grant or in the
     `calls` of an operation."""
@@ -317,6 +320,8 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             wire["errorSchemas"] = [error.to_wire() for error in self.error_schemas]
         if self.idempotent:
             wire["idempotent"] = True
+        if self.keyed:
+            wire["keyed"] = True
         if self.authority:
             wire["authority"] = True
         if self.converts_input:
@@ -601,8 +606,8 @@ class Operation(msgspec.Struct, frozen=True):
     cannot hold a run are rejected. Not part of the contract."""
 
     keyed: bool = False
-    """Whether the service of an imported operation runs requests with the same key once, so that a run may send a call
-    again whose outcome is unknown. Not part of the contract."""
+    """Whether the service of an imported operation runs requests with the same key once, as `keyed` of a spec; by its
+    config, so that it is not part of the contract."""
 
     needs_token: bool = False
     """Whether the source of an imported operation needs the token that the caller sent, which no run has."""

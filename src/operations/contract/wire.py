@@ -121,6 +121,7 @@ OPERATION_SPEC_SCHEMA = Schema(
             "tags": _TEXTS,
             "errorSchemas": {"type": "array", "items": _ERROR},
             "idempotent": _FLAG,
+            "keyed": _FLAG,
             "authority": _FLAG,
             "convertsInput": _FLAG,
             "_meta": {"type": "object"},

@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -649,8 +650,11 @@ class Session:
             kind = DURABLE
         elif spec.replayable:
             kind = QUERY if spec.type is OperationType.QUERY else MUTATION
-        elif operation.keyed:
+        elif operation.keyed or spec.keyed:
             kind = KEYED
+        found = self.recorded.get(name)
+        if kind == ONCE and found is not None and found.kind == KEYED and not found.is_recorded:
+            await self._unrepeatable(found)
         step = Step(name, parent, operation_id, kind, 0, 0, None, None, None)
         if (
             name != ROOT
@@ -662,6 +666,13 @@ class Session:
         if kind in MARKED or (name == ROOT and self._spends_once and not self.is_admitted):
             await self._mark(step)
         return step
+
+    async def _unrepeatable(self, found: Step) -> None:
+        """End the run: a call was begun with a key that its service recognised then, and does not recognise now."""
+        attempt, journal = self.attempt, self.host.journal
+        marker = replace(found, kind=ONCE)
+        await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, marker))
+        await self._end_now(End(RunStatus.UNKNOWN, error=_outcome_unknown(found).to_wire()))
 
     @property
     def is_admitted(self) -> bool:

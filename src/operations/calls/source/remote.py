@@ -309,7 +309,7 @@ class RemoteService:
                     input,
                     context,
                     timeout=limit,
-                    replayable=replayable,
+                    replayable=replayable or (spec.keyed and context.key is not None),
                     key=context.key,
                 )
 
