@@ -305,6 +305,30 @@ async def test_skills_whose_addresses_leave_their_folder_are_omitted(
     assert [each["uri"] for each in found] == ["skill://good/SKILL.md"]
 
 
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_skill_with_another_spelling_of_its_scheme_is_read_and_checked(
+    upstream: Upstream, tmp_path: Path, listed: bool
+) -> None:
+    manifest = b"---\nname: pdf\n---\n"
+    uri = "SKILL://pdf/SKILL.md"
+    entry = skill(uri, (uri, manifest), ("SKILL://pdf/a.md", b"good"))
+    upstream.results["skills/list"] = lambda _: _listed("skills", f"[{entry if listed else ''}]")
+    upstream.results["skills/get"] = lambda params: (
+        f'{{"resultType": "complete", "skill": {entry if params["uri"] == uri else "{}"}}}'
+    )
+    text = "good"
+    upstream.results["resources/read"] = lambda params: _listed(
+        "contents", msgspec.json.encode([{"uri": params["uri"], "text": text}]).decode()
+    )
+    async with hub(upstream, tmp_path) as registry:
+        read = await registry.execute("up.resources.read", {"uri": "SKILL://pdf/a.md"}, ADA)
+        text = "evil"
+        with pytest.raises(CallError, match="another digest"):
+            await registry.execute("up.resources.read", {"uri": "SKILL://pdf/a.md"}, ADA)
+
+    assert read.data[0]["text"] == "good"
+
+
 @pytest.mark.requirement("R67")
 async def test_a_list_of_skills_is_bounded(upstream: Upstream, tmp_path: Path) -> None:
     """A server may send one long list after another, or a skill with very many files."""

@@ -221,8 +221,9 @@ class Skills:
 
     def read(self, uri: str) -> tuple[JSONObject, tuple[str, ...]] | None:
         """Return a file of an own skill as the content of a resource, and the operations that the skill uses."""
+        listed = with_usual_encoding(uri) if self._own else uri
         for skill in self._own.values():
-            content = skill.files.get(with_usual_encoding(uri))
+            content = skill.files.get(listed)
             if content is None:
                 continue
             found: JSONObject = {"uri": uri, "mimeType": _mime_type(_name(uri))}

@@ -119,7 +119,7 @@ class SkillEntries:
         """
         if uri[: len(_SCHEME)].lower() != _SCHEME:
             return
-        if not is_inside(uri, _SCHEME.removesuffix("/")):
+        if not is_inside(uri, uri[: len(_SCHEME) - 1]):
             raise self._rejected(uri, "leaves its folder")
         if self._listed is None:
             await self.read_all(context)
