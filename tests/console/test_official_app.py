@@ -33,6 +33,11 @@ def show(city: str) -> dict[str, str]:
 def later(view: str) -> str:
     return f"later: {view}"
 
+@apps.tool(resource_uri="ui://clock/app.html", visibility=["app"], annotations=READS)
+def save(text: str) -> str:
+    Path(sys.argv[2]).write_text(text)
+    return "saved"
+
 apps.add_html_resource("ui://clock/app.html", Path(sys.argv[1]).read_text())
 MCPServer("clock", extensions=[apps]).run("stdio")
 '''
@@ -43,6 +48,10 @@ const add = (text) => { const item = document.createElement("li"); item.textCont
 const { App } = globalThis.SDK;
 const app = new App({ name: "clock", version: "1" }, {}, { autoResize: true });
 const given = new Promise((resolve) => app.addEventListener("toolresult", resolve));
+app.onteardown = async () => {
+  await app.callServerTool({ name: "save", arguments: { text: "a draft" } });
+  return {};
+};
 await app.connect();
 add(`host: ${app.getHostVersion().name}, can ${Object.keys(app.getHostCapabilities()).sort()}`);
 const { structuredContent } = await given;
@@ -80,7 +89,7 @@ def eyes(browser: Browser, tmp_path: Path) -> Iterator[Eyes]:
         f"""
 [mcp.oslo]
 command = "{sys.executable}"
-args = ["{tmp_path / "clock.py"}", "{tmp_path / "page.html"}"]
+args = ["{tmp_path / "clock.py"}", "{tmp_path / "page.html"}", "{tmp_path / "saved"}"]
 trust_annotations = true
 """
     )
@@ -91,7 +100,9 @@ trust_annotations = true
 
 
 @pytest.mark.requirement("R16")
-def test_a_view_of_the_official_sdk_uses_what_the_console_offers(eyes: Eyes, axe: str) -> None:
+def test_a_view_of_the_official_sdk_uses_what_the_console_offers(
+    eyes: Eyes, axe: str, tmp_path: Path
+) -> None:
     page = eyes.open("#/oslo.show")
     asked: list[dict[str, str]] = []
 
@@ -138,3 +149,7 @@ def test_a_view_of_the_official_sdk_uses_what_the_console_offers(eyes: Eyes, axe
     assert opened.value.evaluate("window.opener") is None
     assert len(asked) == 1
     assert "referer" not in asked[0]
+    # Another call replaces the view, which may finish its work first.
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(question).to_contain_text("https://docs.example/a?b=1")
+    assert (tmp_path / "saved").read_text() == "a draft"

@@ -115,8 +115,9 @@ export class OperationPage {
     if (this.running || !this.isReadable) return;
     this.form.blame([]);
     this.rawError.hidden = true;
-    this.view?.close();
     this.setBusy(true);
+    await this.view?.close();
+    this.view = null;
     const began = performance.now();
     try {
       if (this.isStream) await this.stream();

@@ -19,6 +19,8 @@ const MAX_CALLS = 8;
 const MAX_HEIGHT = 800;
 const MAX_DENIED = 3;
 const PAUSE = 500;
+const TEARDOWN = "teardown";
+const TEARDOWN_TIME = 1000;
 const MAX_MESSAGES = 5;
 const MAX_SHOWN = 5000;
 const MAX_LINK = 2000;
@@ -114,8 +116,15 @@ export class View {
     return isObject(listed?._meta?.ui) ? listed._meta.ui : {};
   }
 
-  /** End the view and its calls. */
-  close() {
+  /** Let the view finish its work for a moment, then end it and its calls. */
+  async close() {
+    if (this.isInitialized && !this.abort.signal.aborted) {
+      await new Promise((resolve) => {
+        this.tornDown = resolve;
+        setTimeout(resolve, TEARDOWN_TIME);
+        this.send({ id: TEARDOWN, method: "ui/resource-teardown", params: {} });
+      });
+    }
     this.abort.abort();
     this.question?.(false);
     fill(this.place);
@@ -135,11 +144,14 @@ export class View {
       const isRequest = typeof data.id === "string" || typeof data.id === "number";
       if (isRequest) this.answer(data.id, data.method, params);
       else this.notice(data.method, params);
+    } else if (this.html === null && data.id === TEARDOWN) {
+      this.tornDown?.();
     }
   }
 
   notice(method, params) {
     if (method === "ui/notifications/initialized") {
+      this.isInitialized = true;
       this.send({ method: "ui/notifications/tool-input", params: { arguments: clone(this.input ?? {}) } });
       this.send({ method: "ui/notifications/tool-result", params: resultOf(this.envelope) });
     } else if (method === "ui/notifications/size-changed" && Number.isFinite(params.height)) {
