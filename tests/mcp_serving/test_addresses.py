@@ -56,12 +56,11 @@ class Upstream:
         return JSONResponse({"jsonrpc": "2.0", "id": message.get("id"), "result": complete})
 
     def server_discover(self, _: Any) -> Any:
-        empty: dict[str, Any] = {}
-        capabilities = {
-            "tools": empty,
-            "resources": empty,
-            "prompts": empty,
-            "extensions": {UI: empty},
+        capabilities: dict[str, Any] = {
+            "tools": {},
+            "resources": {},
+            "prompts": {},
+            "extensions": {UI: {}},
         }
         server = {"name": "up", "version": "1"}
         versions = ["2026-07-28"]

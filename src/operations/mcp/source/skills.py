@@ -66,9 +66,9 @@ class SkillEntries:
         """
         found: dict[str, JSONObject] = {}
         omitted: list[str] = []
-        room, cursor = _MAX_BYTES, None
+        room = _MAX_BYTES
+        params: JSONObject = {}
         for _ in range(_MAX_PAGES):
-            params = {} if cursor is None else {"cursor": cursor}
             page = await self._request("skills/list", params, context, replayable=True)
             for entry in filter(is_object, list_of(page.get("skills"))):
                 fault = _entry_fault(entry)
@@ -81,8 +81,8 @@ class SkillEntries:
                     omitted.append(fault)
                 # A check may take a while.
                 await asyncio.sleep(0)
-            cursor = page.get("nextCursor")
-            if not cursor or room < 0:
+            params = {"cursor": page.get("nextCursor")}
+            if not params["cursor"] or room < 0:
                 break
         if omitted:
             reason = printable(omitted[0])
