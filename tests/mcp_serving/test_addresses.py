@@ -274,6 +274,35 @@ async def test_calls_of_the_gateway_use_the_same_addresses() -> None:
     assert outcome["envelope"]["data"] == {"view": "ui://oslo/clock/app.html"}
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("disclosure", ["tools", "gateway"])
+async def test_addresses_pass_through_two_hubs(trusted: bool, disclosure: Any) -> None:
+    upstream = Upstream({"view": PAGE})
+    async with hub(oslo=upstream) as (_, inner), AsyncExitStack() as stack:
+        app = to_mcp(inner, disclosure=disclosure).asgi_app()
+        address = await stack.enter_async_context(serving(app))
+        config = MCPClientConfig(url=f"{address}/mcp", trust_annotations=trusted)
+        registry = OperationRegistry()
+        registry.register_all(await stack.enter_async_context(connect_mcp("inner", config)))
+        outer = to_mcp(registry, disclosure="tools").asgi_app()
+        address = await stack.enter_async_context(serving(outer))
+        client = Client(await stack.enter_async_context(aiohttp.ClientSession()), address)
+        tools = (await client.post("tools/list", {}, HOST))["result"]["tools"]
+        names = [each["name"] for each in tools]
+        (name,) = [each for each in names if "show" in each or each.endswith("call")]
+        view = "ui://inner/oslo/clock/app.html"
+        given: Any = {"view": view}
+        if disclosure == "gateway":
+            given = {"operation": "oslo.show", "input": given}
+        result = await client.call(name, given, HOST)
+        (content,) = (await read(client, view))["result"]["contents"]
+
+    assert result["structuredContent"]["view"] == view
+    assert upstream.asked[0]["arguments"] == {"view": PAGE}
+    assert content["uri"] == view
+    assert upstream.asked[1] == {"uri": PAGE}
+
+
 # ------------------------------------------------------------ the spelling of the server
 
 SPELLINGS = [

@@ -71,6 +71,9 @@ _SOURCE_BUDGET = 64 * 1024
 _FORCING: Final = ("strict", "create")
 """The output policies with which every result matches its schema."""
 
+_KEPT: Final = ("input", "mismatch", "address")
+"""The kinds of changes that the data of a server may have when it arrives."""
+
 MISMATCH: Final = "The operation ran; its result does not match its schema. Do not repeat it."
 """The message for a result that clients would drop."""
 
@@ -301,7 +304,7 @@ class Tool:
         policy = cast("CastPolicy", self._policy)
         if sent is not None and self._normalised(sent, policy) != data:
             return envelope
-        kept = tuple(each for each in meta.changes if each.kind in ("input", "mismatch"))
+        kept = tuple(each for each in meta.changes if each.kind in _KEPT)
         count = sum(each.count for each in kept)
         return ResponseEnvelope(sent, replace(meta, changes=kept, changes_count=count))
 
