@@ -1,5 +1,6 @@
 """MCP Apps of imported servers: views of two copies of a server behind one hub."""
 
+from base64 import b64decode
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -204,3 +205,16 @@ async def test_a_renamed_tool_keeps_its_view_and_its_server() -> None:
     assert '"get_time":"rome__clock"' in page["text"]
     assert "rome__get_time" not in page["text"]
     assert set(offered["extensions"]["alkdev.operations/sources"]) == {"oslo", "rome"}
+
+
+@pytest.mark.parametrize("blob", ["x" * 10, "é", "=", "PGI+"])
+def test_a_view_that_is_not_base64_passes_unchanged(blob: str) -> None:
+    """The host reports it, as with a direct connection."""
+    result = {"contents": [{"mimeType": "text/html;profile=mcp-app", "blob": blob}]}
+    bridge(result, "oslo", {})
+    (content,) = result["contents"]
+
+    if blob == "PGI+":
+        assert b64decode(content["blob"]).endswith(b"</script><b>")
+    else:
+        assert content["blob"] == blob

@@ -99,7 +99,11 @@ def bridge(result: JSONObject, namespace: str, names: Mapping[str, str]) -> None
         if isinstance(content.get("text"), str):
             content["text"] = _with_script(content["text"], namespace, names)
         elif isinstance(content.get("blob"), str):
-            text = b64decode(content["blob"]).decode(errors="replace")
+            try:
+                text = b64decode(content["blob"]).decode(errors="replace")
+            except ValueError:
+                # The host reports it.
+                continue
             content["blob"] = b64encode(_with_script(text, namespace, names).encode()).decode()
 
 
