@@ -207,7 +207,7 @@ async def test_a_renamed_tool_keeps_its_view_and_its_server() -> None:
     assert set(offered["extensions"]["alkdev.operations/sources"]) == {"oslo", "rome"}
 
 
-@pytest.mark.parametrize("blob", ["x" * 10, "é", "=", "PGI+"])
+@pytest.mark.parametrize("blob", ["x" * 5, "é", "PGI+"])
 def test_a_view_that_is_not_base64_passes_unchanged(blob: str) -> None:
     """The host reports it, as with a direct connection."""
     result = {"contents": [{"mimeType": "text/html;profile=mcp-app", "blob": blob}]}
