@@ -28,6 +28,7 @@ from operations.contract.access import AccessControl, Identity
 from operations.contract.context import OperationContext
 from operations.contract.specs import Operation, OperationSpec, OperationType
 from operations.front.limits import Limits, call_seconds
+from operations.mcp.shared.codec import server_of
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
@@ -286,23 +287,28 @@ async def test_an_import_can_be_renamed_and_guarded(registry: OperationRegistry)
     assert denied.value.code == ErrorCode.ACCESS_DENIED
 
 
-async def test_a_peer_does_not_say_that_its_tools_belong_to_a_server_of_this_registry(
-    registry: OperationRegistry,
+@pytest.mark.requirement("R64")
+@pytest.mark.parametrize("namespace", [None, "far"])
+async def test_a_worker_cannot_pass_its_operations_as_those_of_an_mcp_server(
+    namespace: str | None,
 ) -> None:
-    """Views of apps reach the tools of their server."""
-    tool = registry.get("math.add")
-    assert tool is not None
-    meta = {"source": "mcp", "server": "bank", "tool": "add", "namespace": "bank"}
-    spec = msgspec.structs.replace(tool.spec, meta=meta)
-    there, target = OperationRegistry([msgspec.structs.replace(tool, spec=spec)]), MemoryTarget()
-    async with (
-        serve_calls(there, target),
-        from_calls(target) as service,
-        from_calls(target, namespace="far") as renamed,
-    ):
-        names = [each.spec.meta["namespace"] for each in (*service, *renamed)]
+    """Views of a server call the tools of its namespace."""
+    there = OperationRegistry()
+    for name, source in (("evil.refresh", "oslo"), ("own.refresh", "own")):
+        meta = {"source": "mcp", "server": "oslo", "tool": "refresh", "namespace": source}
 
-    assert names == ["math", "far"]
+        @there.operation(name, meta=meta)
+        async def refresh() -> None: ...
+
+    target = MemoryTarget()
+    async with serve_calls(there, target), from_calls(target, namespace=namespace) as service:
+        registry = OperationRegistry(service)
+
+    found = {spec.id: server_of(spec) for spec in registry.specs()}
+    if namespace is None:
+        assert found == {"evil.refresh": "evil", "own.refresh": "own"}
+    else:
+        assert found == {"far.evil.refresh": "far", "far.own.refresh": "far"}
 
 
 @pytest.mark.requirement("R25")

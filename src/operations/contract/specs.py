@@ -640,6 +640,10 @@ def is_for_models(spec: OperationSpec) -> bool:
     return not (isinstance(visibility, list) and visibility and "model" not in visibility)
 
 
+SOURCE_NAMESPACE = "namespace"
+"""The key in the meta of an imported operation for the namespace of its source, which a renamed one may have left."""
+
+
 def source_of(spec: OperationSpec) -> str:
     """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
     noted = spec.meta.get("source")

@@ -22,7 +22,7 @@ import msgspec
 from operations.base.errors import CallError, ErrorCode
 from operations.base.types import JSONObject
 from operations.contract.access import Identity
-from operations.contract.specs import OperationSpec, OperationType, source_of
+from operations.contract.specs import SOURCE_NAMESPACE, OperationSpec, OperationType, source_of
 from operations.front.config import ServerConfig
 from operations.front.messages import JSON, Reply, json_reply, matches_tag, route_path
 from operations.front.public_errors import METADATA_PATH, RESOURCE_PATHS
@@ -105,7 +105,7 @@ def _listed(spec: OperationSpec) -> ListedOperation:
 
 
 def _tool_of(spec: OperationSpec) -> ListedTool | None:
-    namespace, name = spec.meta.get("namespace"), spec.meta.get("tool")
+    namespace, name = spec.meta.get(SOURCE_NAMESPACE), spec.meta.get("tool")
     if source_of(spec) != "mcp" or not isinstance(namespace, str) or not isinstance(name, str):
         return None
     return ListedTool(namespace, name)

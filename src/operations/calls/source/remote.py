@@ -30,6 +30,7 @@ from operations.contract.access import AccessControl
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import (
+    SOURCE_NAMESPACE,
     InputPolicy,
     Operation,
     OperationSpec,
@@ -292,9 +293,10 @@ class RemoteService:
         here = spec
         if self._config.namespace is not None:
             here = replace(here, namespace=self._config.namespace, name=there)
-        if here.meta.get("namespace", here.namespace) != here.namespace:
-            # The server of an MCP tool: only this registry says which one of its namespaces that is.
-            here = replace(here, meta={**here.meta, "namespace": here.namespace})
+        if here.meta.get(SOURCE_NAMESPACE, here.namespace) != here.namespace:
+            # It may be that of another source here.
+            meta = {key: value for key, value in here.meta.items() if key != SOURCE_NAMESPACE}
+            here = replace(here, meta=meta)
         if self._config.access is not None:
             access = self._config.access
             here = replace(here, access_control=access(spec) if callable(access) else access)

@@ -45,7 +45,7 @@ from operations.contract.envelopes import (
     read_changes,
 )
 from operations.contract.events import trace_context
-from operations.contract.specs import OperationSpec, OperationType
+from operations.contract.specs import SOURCE_NAMESPACE, OperationSpec, OperationType
 from operations.schema import Schema
 from operations.schema.references import DEFINITION, DEFINITIONS, possible_types, rewritten
 
@@ -147,7 +147,7 @@ def is_imported(spec: OperationSpec) -> bool:
 
 def server_of(spec: OperationSpec) -> str | None:
     """Return the namespace of the server of an operation, which a renamed one may have left; None if not imported."""
-    return str(spec.meta.get(NAMESPACE, spec.namespace)) if is_imported(spec) else None
+    return str(spec.meta.get(SOURCE_NAMESPACE, spec.namespace)) if is_imported(spec) else None
 
 
 def entry_of(spec: OperationSpec, name: str) -> JSONObject:

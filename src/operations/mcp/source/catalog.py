@@ -31,9 +31,14 @@ from operations.base.text import hides_something, printable, safe_name
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
-from operations.contract.specs import Operation, OperationSpec, OperationType, SourceInfo
+from operations.contract.specs import (
+    SOURCE_NAMESPACE,
+    Operation,
+    OperationSpec,
+    OperationType,
+    SourceInfo,
+)
 from operations.mcp.shared.addresses import LISTED, is_url, parse_template
-from operations.mcp.shared.codec import NAMESPACE
 from operations.mcp.shared.interaction import is_question, question_envelope
 from operations.mcp.source import tools
 from operations.mcp.source.listing import INSTRUCTIONS, Listing, Pins, pin_key
@@ -161,7 +166,7 @@ class ResourceOperations:
         config = self._config
         entry = entry or {}
         meta: JSONObject = {"source": "mcp", "server": self._source.server}
-        meta[NAMESPACE] = config.namespace
+        meta[SOURCE_NAMESPACE] = config.namespace
         meta |= {key: entry[key] for key in LISTED if entry.get(key)}
         meta["mcp"] = mcp or {"tool": False}
         title = entry.get("title")

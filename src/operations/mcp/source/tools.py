@@ -38,7 +38,7 @@ from operations.contract.envelopes import (
     content_block,
     mcp_envelope,
 )
-from operations.contract.specs import Operation, OperationSpec, OperationType
+from operations.contract.specs import SOURCE_NAMESPACE, Operation, OperationSpec, OperationType
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.shared import codec
 from operations.mcp.shared.interaction import MAX_ROUNDS, answers_to, is_question, question_envelope
@@ -247,7 +247,7 @@ def build_spec(tool: JSONObject, source: ServerAccess) -> OperationSpec:
     trusted = config.trust_annotations
     reads = matches(name, config.queries) or (trusted and annotations.get("readOnlyHint") is True)
     meta: JSONObject = {"source": "mcp", "server": source.server, "tool": name}
-    meta[codec.NAMESPACE] = config.namespace
+    meta[SOURCE_NAMESPACE] = config.namespace
     for key in ("annotations", "_meta", "icons", "execution"):
         if tool.get(key):
             meta[key] = tool[key]
