@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.code_mode.shop import BUYER, OPERATOR, echo, items, order, refund, run, shop, ticks
 from tests.limits import time_limit
 
@@ -27,6 +28,8 @@ from operations import (
 from operations.authority import Authority, Grants, Store
 from operations.code import Code, CodeLimits
 from operations.contract.events import CallStarted
+from operations.contract.functions import operation_of
+from operations.contract.specs import ApprovalRule
 
 CANARY = "canary-5f2e"
 
@@ -284,3 +287,28 @@ async def test_scripts_do_not_call_what_administers_authority() -> None:
 
     async with registry:
         assert [await outcome(each) for each in callers] == [("SCRIPT_REJECTED", False)] * 3
+
+
+async def test_names_that_a_script_computes_flood_neither_its_result_nor_an_approval() -> None:
+    script = "for n in range(900):\n    eval('shop.' + 'x' * 30_000 + '()')\nreturn 1"
+    async with shop() as registry:
+        done = await registry.execute("code.run", {"script": script}, OPERATOR)
+        assert len(str(done.data)) < 10_000
+        assert done.data["warnings"][-1] == "880 more calls were never awaited."
+    authority = Authority()
+    approved: Any = replace(operation_of(order), approve=ApprovalRule())
+    guarded = OperationRegistry([approved], authority=authority)
+    guarded.register_object(authority.approvals)
+    guarded.register_all(Code(guarded))
+    script = (
+        "for n in range(5):\n    try:\n        await eval('shop.' + 'x' * 30_000 + '()')\n"
+        "    except CallError:\n        pass\nawait shop.order(item=1)"
+    )
+    async with guarded:
+        with pytest.raises(CallError) as caught:
+            await run(guarded, script, BUYER)
+        person = OperationContext(identity=Identity("boss", ["approvals:answer"]))
+        (asked,) = (await guarded.execute("approvals.list", {}, person)).data["approvals"]
+    assert caught.value.code == ErrorCode.APPROVAL_REQUIRED
+    assert len(asked["claim"]["before"]) == 5
+    assert len(str(asked["claim"])) < 5_000

@@ -356,7 +356,16 @@ async def test_the_input_of_a_subscription_is_converted_as_for_every_model() -> 
         assert await run(registry, "return await eval('shop').ticks(count='2')") == [0, 1]
 
 
-@pytest.mark.parametrize("bound", ["max_items=float('nan')", "seconds=float('nan')", "seconds='x'"])
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "max_items=float('nan')",
+        "seconds=float('nan')",
+        "seconds='x'",
+        "max_items=-(10 ** 400)",
+        "seconds=-(10 ** 400)",
+    ],
+)
 async def test_the_bounds_of_a_subscription_must_be_numbers(bound: str) -> None:
     script = (
         f"try:\n    return await eval('shop').ticks(count=2, {bound})\n"

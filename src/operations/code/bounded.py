@@ -121,7 +121,7 @@ def _bounded(value: Any, most: float) -> float:
     Raises:
         CallError: `VALIDATION_ERROR` if it is not a number.
     """
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, OverflowError):
         number = value if isinstance(value, int) else float(value)
         # A NaN would disorder the timers of the event loop.
         if not isnan(min(number, most)):

@@ -177,6 +177,20 @@ class Execution:
                 # The checker asks for a module that the script imports.
                 turn = await session.refuse()
 
+    @property
+    def warnings(self) -> list[str]:
+        """What its author has probably forgotten."""
+        found = [
+            f"The call of {each.operation_id} in line {each.line} was never awaited, so it did not run."
+            for each in self.calls
+            if each.outcome == "not awaited"
+        ]
+        more = len(found) - _MAX_WARNINGS
+        return [
+            *found[:_MAX_WARNINGS],
+            *([f"{more} more calls were never awaited."] if more > 0 else []),
+        ]
+
     async def run(self, sandbox: Sandbox, source: str | None) -> Any:
         """Run the script; return its result as JSON values.
 
@@ -296,7 +310,8 @@ class Execution:
         self._nesting.tree.count_call()
         self._enforce_calls()
         # An operation that is hidden from the caller and one that does not exist are the same to the script.
-        operation_id = self._names.operations[path[0]].get(path[1], ".".join(path))
+        unknown = printable(".".join(path))[:_MAX_CLAIM]
+        operation_id = self._names.operations[path[0]].get(path[1], unknown)
         call = ScriptCall(turn, operation_id, self.script.line_at(turn.offset))
         self.calls.append(call)
         self._waiting[turn.id] = call
@@ -452,6 +467,7 @@ ARGUMENTS: Final = "arguments"
 
 _STOP: Final = "operations_check_"
 
+_MAX_WARNINGS: Final = 20
 _MAX_RANDOM: Final = 4_096
 
 

@@ -316,11 +316,7 @@ class Code:
             result=value,
             printed=execution.printed,
             calls=len(execution.calls),
-            warnings=[
-                f"The call of {each.operation_id} in line {each.line} was never awaited, so it did not run."
-                for each in execution.calls
-                if each.outcome == "not awaited"
-            ],
+            warnings=execution.warnings,
         )
 
     # ------------------------------------------------------------ parts
