@@ -543,6 +543,11 @@ async def test_traces_have_the_names_of_the_script() -> None:
         ("asyncio.gather(*[shop.echo(value='gather(return_exceptions=True)')])", False),
         ("asyncio.gather(*[shop.echo(value=dict(return_exceptions=True))])", False),
         ("asyncio.gather(*calls)  # return_exceptions=True", False),
+        (
+            "asyncio.gather(*[shop.echo(value='''it's\nasyncio.gather(return_exceptions=1)''')])",
+            False,
+        ),
+        ("asyncio.gather(*[shop.echo(value='\\'')], return_exceptions=True)", True),
     ],
 )
 async def test_gather_with_return_exceptions_is_rejected_before_the_first_call(

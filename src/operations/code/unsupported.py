@@ -1,8 +1,10 @@
-"""What the type checker accepts and the interpreter rejects only when it runs, perhaps after calls."""
+"""What the type checker accepts and the interpreter rejects only when it runs, perhaps after calls.
 
-import io
-import tokenize
-from collections.abc import Collection, Iterator
+Rule 1: this is help, not defence. It takes time in proportion to the script, because it runs in this process.
+"""
+
+import re
+from collections.abc import Collection
 from typing import Final
 
 from operations.base.types import JSONObject
@@ -11,7 +13,18 @@ GATHER: Final = "asyncio.gather has no return_exceptions here"
 
 _HINT: Final = "Catch CallError in an async function around each call, return the error there, and gather them."
 
-_NO_CALLEE: Final = ("", "")
+_TEXTS: Final = re.compile(
+    r"#[^\n]*"
+    r"|'''(?:[^'\\]|\\.|'(?!''))*(?:'''|\\?\Z)"
+    r'|"""(?:[^"\\]|\\.|"(?!""))*(?:"""|\\?\Z)'
+    r"|'(?:[^'\\\n]|\\.)*'?"
+    r'|"(?:[^"\\\n]|\\.)*"?',
+    re.DOTALL,
+)
+"""Comments and texts; those without an end reach to the end of the line or of the script."""
+
+_WORDS: Final = re.compile(r"\w+|==|[.()\[\]{}=]")
+_VISIBLE: Final = re.compile(r"[^\n]")
 
 
 def unsupported(script: str, namespaces: Collection[str]) -> list[JSONObject]:
@@ -21,38 +34,45 @@ def unsupported(script: str, namespaces: Collection[str]) -> list[JSONObject]:
         script: The source.
         namespaces: The namespaces of operations, which may have parameters with the same names.
     """
-    callees: list[tuple[str, str]] = []
+    if "return_exceptions" not in script:
+        return []
+    code = _TEXTS.sub(lambda found: _VISIBLE.sub(" ", found[0]), script)
+    callees: list[tuple[str, ...]] = []
     found: list[JSONObject] = []
-    before = (_NO_TOKEN,) * 3
-    for token in _tokens(script):
-        owner, dot, last = before
-        if token.string in ("(", "[", "{"):
-            is_called = token.string == "(" and last.type == tokenize.NAME
-            callees.append(
-                (owner.string if dot.string == "." else dot.string, last.string)
-                if is_called
-                else _NO_CALLEE
-            )
-        elif token.string in (")", "]", "}") and callees:
+    before = ("", "", "")
+    start = 0
+    for match in _WORDS.finditer(code):
+        word = match[0]
+        if word in ("(", "[", "{"):
+            callees.append(before if word == "(" else ())
+        elif word in (")", "]", "}") and callees:
             callees.pop()
-        elif token.string == "=" and last.string == "return_exceptions" and callees:
-            qualifier, name = callees[-1]
-            if name == "gather" and qualifier != "def" and qualifier not in namespaces:
-                row, column = last.start
-                location = {"row": row, "column": column + 1}
-                found.append({"message": GATHER, "location": location, "fix": {"message": _HINT}})
-        before = (dot, last, token)
+        is_named = word == "=" and before[2] == "return_exceptions" and bool(callees)
+        if is_named and _is_gather(callees[-1], namespaces):
+            found.append(_finding(code, start))
+        start = match.start()
+        before = (*before[1:], word)
     return found
 
 
-def _tokens(script: str) -> Iterator[tokenize.TokenInfo]:
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(script).readline):
-            if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT):
-                yield token
-    except (tokenize.TokenError, SyntaxError):
-        # The interpreter reports it.
-        return
+def _is_gather(callee: tuple[str, ...], namespaces: Collection[str]) -> bool:
+    """Return whether the three words before a bracket call `asyncio.gather`, whatever its name."""
+    match callee:
+        case (_, "def", "gather"):
+            return False
+        case (owner, ".", "gather"):
+            return owner not in namespaces
+        case (_, _, "gather"):
+            return True
+        case _:
+            return False
 
 
-_NO_TOKEN: Final = tokenize.TokenInfo(tokenize.OP, "", (1, 0), (1, 0), "")
+def _finding(code: str, start: int) -> JSONObject:
+    row = code.count("\n", 0, start) + 1
+    column = start - code.rfind("\n", 0, start)
+    return {
+        "message": GATHER,
+        "location": {"row": row, "column": column},
+        "fix": {"message": _HINT},
+    }
