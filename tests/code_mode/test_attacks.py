@@ -24,6 +24,7 @@ from operations import (
     OperationSpec,
     OperationType,
     from_schema,
+    operation,
 )
 from operations.authority import Authority, Grants, Store
 from operations.code import Code, CodeLimits
@@ -149,8 +150,14 @@ async def test_a_computed_name_reaches_no_hidden_operation(
         return result
 
     registry.use(middleware)
-    script = f"try:\n    await {call}\nexcept CallError as e:\n    return error_of(e)['code']\nreturn 'ran'"
-    assert await run(registry, script, BUYER) == ErrorCode.OPERATION_NOT_FOUND
+    script = (
+        f"try:\n    await {call}\nexcept CallError as e:\n    return error_of(e)['code']\n"
+        "except AttributeError:\n    return 'attribute'\nreturn 'ran'"
+    )
+    # As the same call of an operation that does not exist.
+    unknown = script.replace("und", "usd")
+    found = await run(registry, script, BUYER)
+    assert found == await run(registry, unknown, BUYER) != "ran"
     assert "shop.refund" not in ran
     assert await run(registry, script, OPERATOR) == "ran"
 
@@ -312,3 +319,59 @@ async def test_names_that_a_script_computes_flood_neither_its_result_nor_an_appr
     assert caught.value.code == ErrorCode.APPROVAL_REQUIRED
     assert len(asked["claim"]["before"]) == 5
     assert len(str(asked["claim"])) < 5_000
+
+
+@operation("vault.open", scopes=["admin"], errors=[ErrorDefinition("VAULT_LOCKED", "")])
+async def open_vault() -> int:
+    return 1
+
+
+PROBES = (
+    "return str(eval('NAMESPACE'))",
+    "return str(eval('shop.OPERATION'))",
+    "return str(eval('NAMESPACE.open'))",
+    "c = eval('NAMESPACE.open()')\nreturn 1",
+    "return await eval('NAMESPACE').open()",
+    "return await eval('shop').OPERATION(order=1)",
+    "call = eval('shop.OPERATION')\nreturn await call(order=1)",
+    "c = eval('shop.OPERATION()')\nreturn 1",
+    "return str(eval('ERROR'))",
+    "try:\n    await shop.items()\nexcept ERROR:\n    pass\nreturn 1",
+    "# ERROR\nreturn str(eval('ERROR'))",
+    "NAMESPACE\nreturn 1",
+    "NAMESPACEs\nreturn 1",
+    "import NAMESPACE\nreturn 1",
+    "shop.OPERATION",
+    "shop.OPERATIONs",
+    "class CLASSOperations: pass\nx: CLASSOperations = 1",
+    "class CLASSOperations: pass\nCLASSOperations().opem",
+)
+
+
+@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize("checks", [True, False])
+async def test_hidden_names_look_like_names_that_do_not_exist(probe: str, *, checks: bool) -> None:
+    hidden = {"NAMESPACE": "vault", "OPERATION": "refund", "ERROR": "VaultLocked", "CLASS": "Vault"}
+    unknown = {
+        "NAMESPACE": "vauls",
+        "OPERATION": "refusd",
+        "ERROR": "VaulsLocked",
+        "CLASS": "Vauls",
+    }
+    registry = OperationRegistry([items, order, refund, ticks, echo, open_vault])
+    registry.register_all(Code(registry, checks=checks))
+    found: list[str] = []
+    async with registry:
+        for names in (hidden, unknown):
+            script = probe
+            for each, name in names.items():
+                script = script.replace(each, name)
+            try:
+                done = await registry.execute("code.run", {"script": script}, BUYER)
+                outcome = str(done.data)
+            except CallError as error:
+                outcome = f"{error} {error.details}"
+            for each, name in names.items():
+                outcome = outcome.replace(name, each)
+            found.append(outcome)
+    assert found[0] == found[1]

@@ -67,14 +67,14 @@ async def test_a_script_calls_a_saved_script_as_any_operation() -> None:
 
 
 async def test_a_saved_script_is_hidden_from_callers_without_its_scopes() -> None:
-    hidden = SavedScript(id="saved.order", script=ORDER.script, access=AccessControl(("buy",)))
+    hidden = SavedScript(id="shop.saved", script=ORDER.script, access=AccessControl(("buy",)))
     async with shop(saved=[hidden]) as registry:
         found = await registry.execute("code.search", {"query": "saved order"}, GUEST)
         assert "saved" not in str(found.data)
         with pytest.raises(CallError) as caught:
-            await run(registry, "return await saved.order(item=1)", GUEST)
+            await run(registry, "return await shop.saved(item=1)", GUEST)
         assert caught.value.code == "SCRIPT_REJECTED"
-        script = "try:\n    await eval('saved').order(item=1)\nexcept CallError as e:\n    return error_of(e)['code']"
+        script = "try:\n    await eval('shop').saved(item=1)\nexcept CallError as e:\n    return error_of(e)['code']"
         assert await run(registry, script, GUEST) == ErrorCode.OPERATION_NOT_FOUND
 
 

@@ -75,33 +75,33 @@ def _number(value: Any) -> int:
 
 
 def _hint(message: str, names: Names, visible: list[OperationSpec]) -> str | None:
+    own = [names.names[spec.id] for spec in visible if spec.id in names.names]
+    namespaces = dict.fromkeys(group for group, _ in own)
     if found := _NO_ATTRIBUTE.search(message):
-        namespace = _namespace_of(found[1], names)
+        namespace = _namespace_of(found[1], namespaces)
         if namespace is not None:
-            own = [names.names[spec.id] for spec in visible if spec.id in names.names]
             near = suggestion(found[2], (name for group, name in own if group == namespace))
             return (near or "Find operations with code.search.").strip()
     if found := _NO_NAME.search(message):
-        return suggestion(found[1], names.operations).strip() or (
+        return suggestion(found[1], namespaces).strip() or (
             "Namespaces are defined; everything else must be imported or assigned first."
         )
     if found := _NO_MODULE.search(message):
-        if found[1] in names.operations:
+        if found[1] in namespaces:
             return f"{found[1]} is defined already: remove the import."
         return "The sandbox has only some modules of the standard library, and no packages."
     if _NO_TASK.search(message):
         return "asyncio has only gather, run and sleep here: gather coroutines instead of tasks."
-    if (found := _REASSIGNED.search(message)) and (name := _namespace_of(found[1], names)):
+    if (found := _REASSIGNED.search(message)) and (name := _namespace_of(found[1], namespaces)):
         return f"{name} has the operations {name}.*: choose another name for the variable."
     if "is not awaitable" in message or "Coroutine" in message or "CoroutineType" in message:
         return "Calls return coroutines: write await before the call."
     return None
 
 
-def _namespace_of(class_: str, names: Names) -> str | None:
+def _namespace_of(class_: str, namespaces: Iterable[str]) -> str | None:
     """Return the namespace whose class in the stubs has this name."""
     # A number follows if another class has the name.
     plain = class_.rstrip("0123456789")
-    found = (each for each in names.operations if class_ == group_name(each))
-    near = (each for each in names.operations if plain == group_name(each))
-    return next(found, None) or next(near, None)
+    found = [each for each in namespaces if group_name(each) in (class_, plain)]
+    return next((each for each in found if group_name(each) == class_), next(iter(found), None))

@@ -151,15 +151,16 @@ class Names:
         operations: The id of each operation by namespace and name.
         names: The namespace and the name of each operation by id.
         errors: The class of each error by code.
+        declaring: The operations that declare an error, by its code.
     """
 
     def __init__(self, specs: Iterable[OperationSpec]) -> None:
         self.operations: dict[str, dict[str, str]] = {}
         self.names: dict[str, tuple[str, str]] = {}
+        self.declaring: dict[str, list[str]] = {}
         namespaces: dict[str, str] = {}
         taken = set(_TAKEN)
         own = {str(code) for code in ErrorCode}
-        codes = set(own)
         for spec in sorted(specs, key=lambda spec: spec.id):
             if spec.namespace == NAMESPACE:
                 # A script cannot run scripts, which would multiply its limits.
@@ -174,9 +175,10 @@ class Names:
             name = free_name(identifier(spec.name), _Keys(group))
             group[name] = spec.id
             self.names[spec.id] = (namespace, name)
-            codes.update(error.code for error in spec.error_schemas)
+            for error in spec.error_schemas:
+                self.declaring.setdefault(error.code, []).append(spec.id)
         self.errors: dict[str, str] = {}
-        for code in sorted(codes, key=lambda code: (code not in own, code)):
+        for code in sorted(own | self.declaring.keys(), key=lambda code: (code not in own, code)):
             self.errors[code] = free_name(_error_class(code), taken)
 
     def python(self, operation_id: str) -> str:

@@ -25,11 +25,10 @@ from operations.base.errors import CallError, ErrorCode, operation_not_found
 from operations.base.json.values import as_json, is_list, is_object, to_json
 from operations.base.text import printable
 from operations.base.types import JSONObject
-from operations.code import stubs
 from operations.code.bounded import Bounds, items_of
 from operations.code.config import CodeLimits, digest_of
 from operations.code.errors import NO_SYSTEM, ScriptErrors
-from operations.code.names import Names, parameters_of
+from operations.code.names import parameters_of
 from operations.code.nesting import Nesting, calling
 from operations.code.sandbox import (
     PRINTS_TOO_MUCH,
@@ -46,6 +45,7 @@ from operations.code.sandbox import (
     instance,
 )
 from operations.code.values import to_plain
+from operations.code.view import View, words_of
 from operations.contract.context import OperationContext, may_call
 from operations.contract.specs import OperationSpec, OperationType
 from operations.registry.registry import OperationRegistry
@@ -100,8 +100,10 @@ class Script:
 class ScriptCall:
     """A call that the script has made."""
 
-    def __init__(self, called: Called, operation_id: str, line: int | None) -> None:
+    def __init__(self, called: Called, operation_id: str, name: str, line: int | None) -> None:
         self.called, self.operation_id, self.line = called, operation_id, line
+        self.name = name
+        """Its id for people; what the script has written if its caller may not see the operation."""
         self.outcome = "not awaited"
         self.result: Any = None
         self.shown = ""
@@ -124,7 +126,7 @@ class Execution:
         script: The script.
         context: The context of `code.run`.
         registry: The operations.
-        names: Their names.
+        view: Their names.
         limits: The limits.
         nesting: Its place among the scripts that call each other.
         arguments: The input of a saved script; None for any other.
@@ -135,7 +137,7 @@ class Execution:
         script: Script,
         context: OperationContext,
         registry: OperationRegistry,
-        names: Names,
+        view: View,
         limits: CodeLimits,
         nesting: Nesting,
         arguments: JSONObject | None = None,
@@ -143,9 +145,10 @@ class Execution:
         self._arguments = arguments
         self.script = script
         self.calls: list[ScriptCall] = []
-        self._context, self._registry, self._names, self._limits = context, registry, names, limits
-        named = stubs.used_errors(names, script.text)
-        self._errors = ScriptErrors(names, named, stubs.words_of(script.text))
+        self._context, self._registry, self._view, self._limits = context, registry, view, limits
+        self._names, self._words = view.names, words_of(script.text)
+        named = view.errors(self._words)
+        self._errors = ScriptErrors(view.names, named, self._words)
         if len(named) > self._errors.most:
             message = (
                 f"This script may name {self._errors.most} classes of errors; catch CallError and compare "
@@ -181,7 +184,7 @@ class Execution:
     def warnings(self) -> list[str]:
         """What its author has probably forgotten."""
         found = [
-            f"The call of {each.operation_id} in line {each.line} was never awaited, so it did not run."
+            f"The call of {each.name} in line {each.line} was never awaited, so it did not run."
             for each in self.calls
             if each.outcome == "not awaited"
         ]
@@ -223,12 +226,10 @@ class Execution:
     # ------------------------------------------------------------ turns
 
     def _inputs(self) -> Mapping[str, Any]:
-        words = stubs.words_of(self.script.text)
         given = {} if self._arguments is None else {ARGUMENTS: self._arguments}
         return given | {
             namespace: self._object(Namespace(), namespace)
-            for namespace in self._names.operations
-            if namespace in words
+            for namespace in self._view.namespaces(self._words)
         }
 
     def _object(self, value: Any, *path: str) -> Any:
@@ -251,10 +252,10 @@ class Execution:
 
     async def _look(self, session: Session, turn: Looked) -> Turn:
         path = () if turn.target is None else self._objects.get(turn.target, ())
-        if turn.target is None and turn.name in self._names.operations:
+        if turn.target is None and self._view.has_namespace(turn.name):
             # Computed by `eval`.
             return await session.name(self._object(Namespace(), turn.name))
-        if len(path) == 1 and turn.name in self._names.operations[path[0]]:
+        if len(path) == 1 and self._view.has_operation(path[0], turn.name):
             return await session.name(self._object(Function(), *path, turn.name))
         return await session.name()
 
@@ -310,9 +311,10 @@ class Execution:
         self._nesting.tree.count_call()
         self._enforce_calls()
         # An operation that is hidden from the caller and one that does not exist are the same to the script.
-        unknown = printable(".".join(path))[:_MAX_CLAIM]
-        operation_id = self._names.operations[path[0]].get(path[1], unknown)
-        call = ScriptCall(turn, operation_id, self.script.line_at(turn.offset))
+        written = printable(".".join(path))[:_MAX_CLAIM]
+        operation_id = self._names.operations[path[0]].get(path[1], written)
+        name = operation_id if self._view.has_operation(*path) else written
+        call = ScriptCall(turn, operation_id, name, self.script.line_at(turn.offset))
         self.calls.append(call)
         self._waiting[turn.id] = call
         return await session.defer()
@@ -415,7 +417,7 @@ class Execution:
             "before": [
                 {
                     "line": each.line,
-                    "operation": each.operation_id,
+                    "operation": each.name,
                     "outcome": each.outcome,
                     "result": each.shown,
                 }

@@ -26,8 +26,9 @@ from operations.code.names import NAMESPACE, Names, NameTable
 from operations.code.nesting import MAX_LEVELS, Nesting, Tree, calling
 from operations.code.sandbox import CrashedError, RejectedError, Sandbox, SandboxError
 from operations.code.script import ARGUMENTS, Execution, LimitError, Script, may_be_scripted
-from operations.code.stubs import PRELUDE, Stubs, used_errors, used_namespaces, used_operations
+from operations.code.stubs import PRELUDE, Stubs
 from operations.code.unsupported import unsupported
+from operations.code.view import View, words_of
 from operations.contract.access import UNGRANTED, AccessControl
 from operations.contract.context import OperationContext, may_call
 from operations.contract.functions import operation, operations_of
@@ -244,8 +245,7 @@ class Code:
 
     def used_by(self, script: str, context: OperationContext) -> list[OperationSpec]:
         """Return the operations whose names are in a script, and that the caller may call."""
-        found = used_operations(self._names.current(), script)
-        return [spec for each in found if (spec := self._sees(each, context)) is not None]
+        return self._view(context).operations(words_of(script))
 
     def _saved(self, saved: SavedScript) -> Operation:
         """Return a saved script as an operation."""
@@ -281,18 +281,18 @@ class Code:
         nesting = self._nesting(context, is_saved=arguments is not None)
         if len(script.encode("utf-8", "surrogatepass")) > self.limits.script:
             raise LimitError("script", f"A script has at most {self.limits.script} bytes")
-        names = self._names.current()
+        view = self._view(context)
         execution = Execution(
-            Script(script), context, self._registry, names, self.limits, nesting, arguments
+            Script(script), context, self._registry, view, self.limits, nesting, arguments
         )
         # A later attempt of a run must not be rejected after calls of the first one.
         is_first = context.run is None or context.run.state.attempt <= 1
         checks = check_only or (self._checks and is_first)
-        source = self._source(script, context) if checks else None
+        source = self._source(script, view) if checks else None
         if source is not None and (arguments is not None or check_only):
             source = f"{source}{ARGUMENTS}: dict[str, Any]\n"
-        if checks and (findings := unsupported(script, names.operations)):
-            raise _rejected(diagnostics_of(findings, names, ()))
+        if checks and (findings := unsupported(script, view.namespaces(words_of(script)))):
+            raise _rejected(diagnostics_of(findings, view.names, ()))
         async with self._place(context, nesting.level):
             try:
                 if check_only:
@@ -304,7 +304,7 @@ class Code:
                 moved = 1 if check_only else 0
                 visible = self._visible(context)
                 raise _rejected(
-                    diagnostics_of(error.findings, names, visible, moved=moved)
+                    diagnostics_of(error.findings, view.names, visible, moved=moved)
                 ) from None
             except SandboxError as error:
                 raise _failed(error, execution) from None
@@ -352,20 +352,11 @@ class Code:
             if self._shows(spec, context) and is_describable(spec)
         )
 
-    def _source(self, script: str, context: OperationContext) -> str:
+    def _source(self, script: str, view: View) -> str:
         """Return the stubs for the check of a script."""
-        names = self._names.current()
-        specs = [
-            spec
-            for each in used_operations(names, script)
-            if (spec := self._sees(each, context)) is not None
-        ]
-        namespaces = [
-            namespace
-            for namespace in used_namespaces(names, script)
-            if any(self._sees(each, context) for each in names.operations[namespace].values())
-        ]
-        errors = used_errors(names, script)
+        names, words = view.names, words_of(script)
+        specs, namespaces = view.operations(words), view.namespaces(words)
+        errors = view.errors(words)
         key = (*(spec.id for spec in specs), "", *namespaces, "", *errors)
         if self._cached_for is not names:
             self._cached_for = names
@@ -376,6 +367,9 @@ class Code:
                 del self._sources[next(iter(self._sources))]
             source = self._sources[key] = PRELUDE + Stubs(names, specs, errors, namespaces).source
         return source
+
+    def _view(self, context: OperationContext) -> View:
+        return View(self._names.current(), lambda each: self._sees(each, context))
 
     def _sees(self, operation_id: str, context: OperationContext) -> OperationSpec | None:
         """Return an operation if the caller may call it in a script."""

@@ -3,7 +3,6 @@
 The operations of a namespace are the methods of a class, and the namespace is a variable of that class.
 """
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -37,8 +36,6 @@ _RESERVED: Final = TYPES | {"builtins", BASE_ERROR}
 
 _MAX_LINE: Final = 120
 """The largest number of characters of the description of an operation."""
-
-_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Stubs:
@@ -174,30 +171,3 @@ def _annotation(kind: str, hidden: frozenset[str]) -> str:
     if not hidden:
         return kind
     return quoted(kind, hidden)[1:-1].replace("\\'", "'")
-
-
-def words_of(script: str) -> set[str]:
-    """Return the names in a script, also those in its texts: a call may have a computed name."""
-    return set(_WORD.findall(script))
-
-
-def used_operations(names: Names, script: str) -> list[str]:
-    """Return the operations of which a script contains the namespace and the name."""
-    words = words_of(script)
-    return [
-        operation_id
-        for namespace in sorted(words & names.operations.keys())
-        for name, operation_id in names.operations[namespace].items()
-        if name in words
-    ]
-
-
-def used_namespaces(names: Names, script: str) -> list[str]:
-    """Return the namespaces that a script names."""
-    return sorted(words_of(script) & names.operations.keys())
-
-
-def used_errors(names: Names, script: str) -> list[str]:
-    """Return the codes of the errors whose class a script names."""
-    words = words_of(script)
-    return [code for code, name in names.errors.items() if name in words]
