@@ -1246,3 +1246,27 @@ def test_a_program_with_a_space_in_its_path_is_beside_the_file(tmp_path: Path) -
 def test_an_error_in_a_mapping_names_its_key(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         HTTPServiceConfig.from_entry({"namespace": "shop", **entry})
+
+
+def test_the_keys_of_a_store_may_be_a_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OLD", "NEW"):
+        monkeypatch.setenv(name, name * 16)
+    path = folder / "operations.toml"
+    path.write_text(
+        '[state]\nurl = "sqlite:state.db"\nkey = [{ env = "NEW" }, { env = "OLD" }]\n'
+        '[runs]\nkey = { env = "OLD" }\n'
+    )
+    file = load_config(path)
+
+    assert [secret.env for _, secret in file.secrets()] == ["NEW", "OLD", "OLD"]
+
+
+def test_a_key_that_is_written_into_a_list_is_rejected(folder: Path) -> None:
+    path = folder / "operations.toml"
+    path.write_text('[state]\nkey = ["a secret"]\n')
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+
+    assert "state.key" in str(caught.value)
+    assert "a secret" not in str(caught.value)

@@ -152,3 +152,26 @@ async def test_wrong_addresses_say_what_is_known(url: str, message: str) -> None
     with pytest.raises(ValueError, match=message):
         async with open_store(url):
             pass
+
+
+async def test_the_key_of_a_store_is_replaced_while_it_is_used(tmp_path: Path) -> None:
+    new, file = bytes(range(32)), tmp_path / "state.db"
+    async with (
+        open_store(f"sqlite:{file}") as old,
+        open_store(f"sqlite:{file}") as both,
+        open_store(f"sqlite:{file}") as last,
+    ):
+        old.seal(KEY)
+        both.seal(new, KEY)
+        last.seal(new)
+        assert await old.swap("a.x", None, b"1")
+        assert await old.swap("a.y", None, b"1")
+        assert not await both.swap("a.x", None, b"2")
+        assert not await both.swap("a.x", b"2", b"3")
+        assert await both.swap("a.x", b"1", b"2")
+        assert await both.swap("a.x", b"2", b"3")
+        assert await both.items("a") == {"a.x": b"3", "a.y": b"1"}
+        assert await last.get("a.x") == b"3"
+        with pytest.raises(StoreError) as caught:
+            await last.get("a.y")
+        assert "a.y was stored with another key" in str(caught.value.__cause__)

@@ -93,13 +93,14 @@ class StateEntry:
             installed package registers.
         password: The password, if the address has none.
         broker: The name of a broker in `brokers`, whose connection is used instead of `url`.
-        key: At least 32 random bytes, with which all values are encrypted, and runs if they have no key of their own.
+        key: At least 32 random bytes, with which all values are encrypted, and runs if they have no key of their own;
+            or a list of which the first one encrypts, and all decrypt.
     """
 
     url: str | None = None
     password: Secret | None = None
     broker: str | None = None
-    key: Secret | None = None
+    key: Secret | tuple[Secret, ...] | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -133,8 +134,8 @@ class RunsEntry:
         url: `sqlite:` with a path relative to this file, or `postgresql://USER@HOST/DATABASE` without a password; by
             default that of `state`, with its password.
         password: The password of the PostgreSQL user.
-        key: At least 32 random bytes, with which inputs, results, steps and callers are encrypted; by default that of
-            `state`.
+        key: At least 32 random bytes, with which inputs, results, steps and callers are encrypted, or a list of which
+            the first one encrypts, and all decrypt; by default that of `state`.
         working: The number of runs that each process works on at a time.
         live_per_caller: The number of live runs of one caller.
         live: The number of live runs of all callers.
@@ -153,7 +154,7 @@ class RunsEntry:
 
     url: str | None = None
     password: Secret | None = None
-    key: Secret | None = None
+    key: Secret | tuple[Secret, ...] | None = None
     working: Count = 50
     live_per_caller: Count = 1_000
     live: Count = 100_000

@@ -4,7 +4,7 @@ Rule 1: any holder can add a block, without a key. The size of a block is theref
         within a budget of work, beyond which the call is rejected.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Final, Protocol, TypeAlias
@@ -63,6 +63,18 @@ def secret_key(key: str | bytes, purpose: str) -> bytes:
     if len(found) < _MIN_KEY:
         raise ValueError(f"the key of {purpose} needs at least {_MIN_KEY} bytes")
     return found
+
+
+def secret_keys(keys: str | bytes | Sequence[str | bytes], purpose: str) -> list[bytes]:
+    """Return one key or several as bytes.
+
+    Raises:
+        ValueError: If one is too short, or there is none.
+    """
+    given = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+    if not given:
+        raise ValueError(f"{purpose} needs at least one key")
+    return [secret_key(key, purpose) for key in given]
 
 
 class TokenPart(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ Packages that are slow to import or may not be installed are imported when a con
 """
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
@@ -21,7 +21,7 @@ from operations.base.errors import OperationsError, TransportError
 from operations.base.text import safe_namespace
 from operations.calls.kind import connect_broker
 from operations.code.config import CodeLimits, SavedScript, digest_of
-from operations.config import ConfigError, ConfigFile
+from operations.config import ConfigError, ConfigFile, Secret
 from operations.config.model import CodeEntry, SavedScriptEntry
 from operations.contract.access import AccessControl, Identity
 from operations.contract.context import OperationContext
@@ -250,7 +250,7 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
         else:
             return Store()
         if entry.key is not None:
-            store.seal(file.secret(entry.key).encode())
+            store.seal(*(key.encode() for key in _keys(file, entry.key)))
         try:
             # Report a store that cannot be written, or has another key, before the first call.
             await store.swap("store.opened", None, b"1")
@@ -265,6 +265,11 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
         reason = (isinstance(error, StoreError) and error.__cause__) or error
         raise file.error(f"cannot be used: {reason}", key) from error
     return store
+
+
+def _keys(file: ConfigFile, given: Secret | Sequence[Secret]) -> list[str]:
+    """Return the keys of a store, of which the first one encrypts."""
+    return [file.secret(each) for each in ([given] if isinstance(given, Secret) else given)]
 
 
 def runs_of(
@@ -317,7 +322,7 @@ def runs_of(
         return Runs(
             url,
             password=password,
-            key=None if key is None else file.secret(key),
+            key=None if key is None else _keys(file, key),
             limits=limits,
             retention=retention,
             lease=entry.lease,

@@ -31,7 +31,7 @@ from operations.base.tasks import cancel_tasks, start_task
 from operations.contract.access import Identity, access_denied
 from operations.contract.context import OperationContext, new_request_id
 from operations.contract.events import RunEvent
-from operations.contract.grant import Issuer, secret_key
+from operations.contract.grant import Issuer, secret_keys
 from operations.contract.specs import Operation
 from operations.registry.plan import CallPlan
 from operations.registry.runs import (
@@ -49,7 +49,7 @@ from operations.runs import callers
 from operations.runs.callers import Subjects, may_see
 from operations.runs.database import ALL, Connection, Database
 from operations.runs.executor import Executor
-from operations.runs.journal import Journal, Limits, Retention
+from operations.runs.journal import Journal, Limits, Retention, unreadable
 from operations.runs.keeper import Keeper
 from operations.runs.notes import Notes
 from operations.runs.records import Attempt, Caller, NewRun
@@ -112,7 +112,7 @@ class Runs:
         url: `sqlite:PATH`, or `postgresql://USER@HOST/DATABASE`, which needs the `postgres` extra; or a database.
         password: The password of a PostgreSQL user, which the URL then does not contain.
         key: At least 32 random bytes, with which inputs, results, steps and callers are encrypted; needs the `jwt`
-            extra. All processes use the same key.
+            extra. Of several keys, the first one encrypts, and all decrypt. All processes use the same keys.
         limits: The limits.
         retention: How long runs are kept after their end.
         lease: Seconds after which other processes take over the runs of a process that has stopped.
@@ -135,7 +135,7 @@ class Runs:
         url: str | Database,
         *,
         password: str | None = None,
-        key: str | bytes | None = None,
+        key: str | bytes | Sequence[str | bytes] | None = None,
         limits: Limits | None = None,
         retention: Retention | None = None,
         lease: float = 10.0,
@@ -153,13 +153,13 @@ class Runs:
         self.schedules = dict(schedules or {})
         self.following: list[ScheduleFollower] = []
         self._database = _database(url, password) if isinstance(url, str) else url
-        self._key_id: str | None = None
+        self._key_ids: list[str] = []
         if key is not None:
-            secret = secret_key(key, "the store of runs")
-            self._key_id = sha256(b"which key" + secret).hexdigest()
+            secrets = secret_keys(key, "the store of runs")
+            self._key_ids = [sha256(b"which key" + secret).hexdigest() for secret in secrets]
             # Needs an extra.
             sealing = import_module("operations.runs.sealing")
-            self._database = sealing.SealedDatabase(self._database, secret)
+            self._database = sealing.SealedDatabase(self._database, secrets)
         self._notes = Notes(partial(self._in_loop, self._send))
         self.journal = Journal(
             self._database,
@@ -292,7 +292,7 @@ class Runs:
             self._is_closed = False
             self._loop = asyncio.get_running_loop()
             # The first connection makes the tables.
-            if await self.write(self._stored_key) != self._key_id:
+            if not await self.write(self._has_key):
                 raise RunKeyError(
                     "The store of runs is encrypted with another key, or this process has no key for it"
                 )
@@ -332,13 +332,21 @@ class Runs:
                 for follower in self.following:
                     start_task(self._tasks, follower.follow())
 
-    def _stored_key(self, db: Connection) -> str | None:
-        """Return which key encrypts the journal: from now on that of this process, if there was none."""
-        if self._key_id is not None:
-            sql = "INSERT INTO meta (name, value) VALUES ('key', ?) ON CONFLICT (name) DO NOTHING"
-            db.count(sql, self._key_id)
+    def _has_key(self, db: Connection) -> bool:
+        """Return whether this process has a key of the journal. Its first key is one of them from now on."""
+        self._database.lock_all(db, "key")
         rows = db.rows("SELECT value FROM meta WHERE name = 'key'")
-        return rows[0][0] if rows else None
+        known: list[str] = rows[0][0].split() if rows else []
+        own = self._key_ids
+        if known and set(known).isdisjoint(own):
+            return False
+        if own and own[0] not in known:
+            db.count(
+                "INSERT INTO meta (name, value) VALUES ('key', ?)"
+                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                " ".join([*known, own[0]]),
+            )
+        return True
 
     async def _opened(self) -> None:
         """Open the journal, unless it was closed.
@@ -634,7 +642,14 @@ class Runs:
         page = await self.read(lambda db: self.journal.page_of_result(db, state.id, number))
         return None if page is None else (state.operation, page)
 
-    async def _visible(self, run_id: str, context: OperationContext, *scopes: str) -> RunState:
+    async def _visible(
+        self, run_id: str, context: OperationContext, *scopes: str, readable: bool = True
+    ) -> RunState:
+        """Return the state of a run, whose values this process can decrypt unless they do not matter.
+
+        Raises:
+            CallError: `RUN_NOT_FOUND`; `UNAVAILABLE` if this process does not have the key of the run.
+        """
         await self._opened()
         given = str(run_id)
         known = given if is_storable(given) else ""
@@ -642,6 +657,8 @@ class Runs:
         # The same error after the same work.
         if found is None or not may_see(found[1], found[2], context, *scopes):
             raise run_not_found(run_id)
+        if readable and not found[3]:
+            raise unreadable(run_id)
         return found[0]
 
     async def changed(self, run_id: str, revision: int, context: OperationContext) -> RunState:
@@ -704,12 +721,12 @@ class Runs:
         Raises:
             CallError: `RUN_NOT_FOUND`.
         """
-        await self._visible(run_id, context, MANAGE)
+        await self._visible(run_id, context, MANAGE, readable=False)
         by = self._name(context)
         await self.write(lambda db: self.journal.cancel(db, run_id, by))
         self._in_loop(self._cancel_here, run_id)
         self._changed(run_id)
-        return await self.state(run_id, context)
+        return await self._visible(run_id, context, READ, MANAGE, readable=False)
 
     def _cancel_here(self, run_id: str) -> None:
         session = None if self._executor is None else self._executor.session(run_id)

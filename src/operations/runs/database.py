@@ -11,6 +11,10 @@ ALL: Final = "*"
 """News that cannot name the runs that changed."""
 
 
+class Unreadable:
+    """Stands for a value that was encrypted with a key that this process does not have."""
+
+
 class Connection(Protocol):
     """A connection to the database. Its methods may raise any exception."""
 

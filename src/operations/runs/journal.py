@@ -6,6 +6,7 @@ Rule 3: times come from the database, so that the clock of a machine does not ma
 Rule 4: the methods are jobs of a transaction: they use only their connection.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from operations.base.errors import CallError, ErrorCode
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import local_envelope
 from operations.registry.runs import FINAL, RunState, RunStatus, RunStep, Waiting
-from operations.runs.database import Connection, Database
+from operations.runs.database import Connection, Database, Unreadable
 from operations.runs.notes import Notes
 from operations.runs.records import (
     APPROVAL,
@@ -33,8 +34,13 @@ from operations.runs.records import (
 )
 from operations.runs.secrecy import masked_error, taken_places, with_places
 
+logger = logging.getLogger("operations")
+
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
+
+_UNREADABLE_MILLISECONDS: Final = 60_000
+"""The time until a run is tried again that is encrypted with a key which the process does not have."""
 
 _FINAL: Final = "('completed', 'failed', 'cancelled', 'unknown')"
 
@@ -163,6 +169,8 @@ class Journal:
         if expires is not None and expires <= now:
             self._remove(db, [state[0]])
             return None
+        if isinstance(given, Unreadable):
+            raise unreadable(state[0])
         if bytes(given) != new.input:
             issue = {"path": "/key", "message": "names a run with another input", "keyword": "key"}
             message = "The key names a run with another input: use another key"
@@ -267,11 +275,36 @@ class Journal:
             )  # fmt: skip
             for row in rows:
                 db.changed(run_id)
+                steps = self._steps(db, run_id) if row[6] > 1 else []
+                if not self._is_readable(db, run_id, row, steps):
+                    self._leave_unreadable(db, run_id, now)
+                    continue
                 if row[6] > 1:
                     self._notes.resumed(db, run_id, row[1], row[6], row[11] or "store")
-                attempts.append((_attempt(row), self._steps(db, run_id) if row[6] > 1 else []))
+                attempts.append((_attempt(row), steps))
         ((later,),) = db.rows("SELECT MIN(wake) FROM runs WHERE wake > 0")
         return attempts, None if later is None else max(0, later - now), len(chosen) == most
+
+    def _is_readable(
+        self, db: Connection, run_id: str, row: Sequence[Any], steps: Sequence[Step]
+    ) -> bool:
+        """Return whether this process has the keys of a run that it has claimed."""
+        values = [*row, *(each.result for each in steps), *(each.error for each in steps)]
+        if row[6] > 1:
+            sql = (
+                "SELECT answer FROM questions WHERE run = ? AND answer IS NOT NULL"
+                " UNION ALL SELECT value FROM signals WHERE run = ?"
+            )
+            values += [value for (value,) in db.rows(sql, run_id, run_id)]
+        return not any(isinstance(value, Unreadable) for value in values)
+
+    def _leave_unreadable(self, db: Connection, run_id: str, now: int) -> None:
+        """Leave a run to a process that has its keys."""
+        logger.error("%s", unreadable(run_id).message)
+        db.count(
+            "UPDATE runs SET holder = NULL, wake = ?, attempt = attempt - 1, cause = 'store' WHERE id = ?",
+            now + _UNREADABLE_MILLISECONDS, run_id,
+        )  # fmt: skip
 
     def _steps(self, db: Connection, run_id: str) -> list[Step]:
         rows = db.rows(f"SELECT {_STEP} FROM steps WHERE run = ?", run_id)
@@ -588,7 +621,11 @@ class Journal:
             "SELECT q.run, q.request FROM questions AS q JOIN runs AS r ON r.id = q.run"
             " WHERE q.kind = 'approval' AND q.answer IS NULL AND r.expires IS NULL"
         )
-        return [(run_id, _decode(request)["approval"]) for run_id, request in rows]
+        return [
+            (run_id, _decode(request)["approval"])
+            for run_id, request in rows
+            if not isinstance(request, Unreadable)
+        ]
 
     # ------------------------------------------------------------ decisions
 
@@ -768,18 +805,19 @@ class Journal:
 
     # ------------------------------------------------------------ callers
 
-    def state(self, db: Connection, run_id: str) -> tuple[RunState, str, str] | None:
-        """Return a run with its owner and agent; None if it is unknown or has expired."""
+    def state(self, db: Connection, run_id: str) -> tuple[RunState, str, str, bool] | None:
+        """Return a run with its owner and agent, and whether it could be decrypted; None if there is none."""
+        # Every run has a caller, by which it is known whether it can be decrypted.
         rows = db.rows(
-            f"SELECT owner, agent, result, error, {_STATE} FROM runs WHERE id = ?", run_id
+            f"SELECT caller, owner, agent, result, error, {_STATE} FROM runs WHERE id = ?", run_id
         )
         if not rows:
             return None
-        owner, agent, result, error, *fields = rows[0]
+        _, owner, agent, result, error, *fields = _readable(rows[0])
         state = _state(fields, result, error)
         if state.expires is not None and state.expires <= db.now():
             return None
-        return state, owner, agent
+        return state, owner, agent, not any(isinstance(value, Unreadable) for value in rows[0])
 
     def steps(self, db: Connection, run_id: str) -> list[RunStep]:
         """Return the recorded steps of a run, in the order in which they began."""
@@ -799,7 +837,7 @@ class Journal:
                 error=None if error is None else masked_error(_decode(error)),
                 answered_by=by,
             )
-            for name, parent, operation, kind, begun, ended, error, by in rows
+            for name, parent, operation, kind, begun, ended, error, by in map(_readable, rows)
         ]
 
     def page_of_result(self, db: Connection, run_id: str, number: int) -> bytes | None:
@@ -808,6 +846,8 @@ class Journal:
             "SELECT result FROM steps WHERE run = ? AND name = ? AND kind = ?",
             run_id, f"{PAGE}:{number}", PAGE,
         )  # fmt: skip
+        if rows and isinstance(rows[0][0], Unreadable):
+            raise unreadable(run_id)
         return bytes(rows[0][0]) if rows else None
 
     def revisions(self, db: Connection, run_ids: Sequence[str]) -> dict[str, int]:
@@ -847,7 +887,7 @@ class Journal:
             f"SELECT {_STATE} FROM runs WHERE {' AND '.join(where)} ORDER BY created DESC, id DESC LIMIT ?",
             *values, limit,
         )  # fmt: skip
-        return [_state(row) for row in rows]
+        return [_state(_readable(row)) for row in rows]
 
     def cancel(self, db: Connection, run_id: str, by: str) -> tuple[bool, str | None]:
         """Cancel a run that nobody works on; otherwise store that it is to be cancelled.
@@ -983,6 +1023,17 @@ def cancelled_error(begun: Sequence[tuple[str, str, int]]) -> CallError:
     """Return the error of a cancelled run, with the calls whose outcome is not known."""
     details = {"begun": [{"operation": o, "step": n, "begun": t} for o, n, t in begun]}
     return CallError(ErrorCode.ABORTED, "The run was cancelled", details if begun else None)
+
+
+def unreadable(run_id: str) -> CallError:
+    """Return the error of a run that is encrypted with a key which this process does not have."""
+    message = f"The run {run_id} is encrypted with a key that this process does not have: add it to the keys of [runs]"
+    return CallError(ErrorCode.UNAVAILABLE, message, {"run": run_id}, retryable=False)
+
+
+def _readable(row: Sequence[Any]) -> list[Any]:
+    """Return a row without the values that cannot be decrypted."""
+    return [None if isinstance(value, Unreadable) else value for value in row]
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:

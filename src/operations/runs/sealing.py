@@ -3,16 +3,18 @@
     1 byte: format | 12 bytes: nonce | ciphertext and tag
 
 Rule 1: what is stored as bytes is encrypted; names, times and states are not, because statements select by them.
-Rule 2: a value that was stored before there was a key is read as it is. JSON never begins with the byte of the format.
+Rule 2: the first key encrypts, and all keys decrypt, so that a key can be replaced while runs are live.
+Rule 3: a value that was stored before there was a key is read as it is. JSON never begins with the byte of the format.
 """
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final
 
 from operations.base.errors import MissingExtraError
-from operations.runs.database import Connection, Database
+from operations.runs.database import Connection, Database, Unreadable
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -26,34 +28,28 @@ _HEAD: Final = len(_FORMAT) + _NONCE
 
 
 class Sealer:
-    """Encrypts and decrypts values.
+    """Encrypts values with the first of several keys, and decrypts them with any.
 
     Args:
-        key: At least 32 random bytes.
+        keys: Each of at least 32 random bytes.
     """
 
-    def __init__(self, key: bytes) -> None:
-        self._cipher = AESGCM(sha256(b"operations runs" + key).digest())
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._ciphers = [AESGCM(sha256(b"operations runs" + key).digest()) for key in keys]
 
     def seal(self, data: bytes) -> bytes:
         """Return a value as it is stored."""
         nonce = os.urandom(_NONCE)
-        return _FORMAT + nonce + self._cipher.encrypt(nonce, data, None)
+        return _FORMAT + nonce + self._ciphers[0].encrypt(nonce, data, None)
 
-    def open(self, data: bytes) -> bytes:
-        """Return a stored value.
-
-        Raises:
-            ValueError: If it was encrypted with another key, or changed.
-        """
+    def open(self, data: bytes) -> bytes | Unreadable:
+        """Return a stored value, unless it was encrypted with another key, or changed."""
         if not data.startswith(_FORMAT):
             return data
-        try:
-            return self._cipher.decrypt(data[len(_FORMAT) : _HEAD], data[_HEAD:], None)
-        except InvalidTag:
-            raise ValueError(
-                "a value in the store of runs was encrypted with another key"
-            ) from None
+        for cipher in self._ciphers:
+            with suppress(InvalidTag):
+                return cipher.decrypt(data[len(_FORMAT) : _HEAD], data[_HEAD:], None)
+        return Unreadable()
 
 
 class SealedConnection:
@@ -71,7 +67,7 @@ class SealedConnection:
         return self._inner.is_lost
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
-        """Run a statement and return its rows, decrypted."""
+        """Run a statement and return its rows, decrypted. A value that cannot be is `Unreadable`."""
         return [
             tuple(map(self._opened, row)) for row in self._inner.rows(sql, *self._sealed(values))
         ]
@@ -92,11 +88,11 @@ class SealedDatabase:
 
     Args:
         inner: The database.
-        key: At least 32 random bytes.
+        keys: Each of at least 32 random bytes; the first one encrypts.
     """
 
-    def __init__(self, inner: Database, key: bytes) -> None:
-        self._inner, self._sealer = inner, Sealer(key)
+    def __init__(self, inner: Database, keys: Sequence[bytes]) -> None:
+        self._inner, self._sealer = inner, Sealer(keys)
         self.name, self.is_remote = inner.name, inner.is_remote
         self.blob, self.lock, self.share = inner.blob, inner.lock, inner.share
         self.skip_locked, self.boot, self.lock_all = inner.skip_locked, inner.boot, inner.lock_all

@@ -3,9 +3,12 @@
     1 byte: format | 16 bytes: tag | ciphertext
 
 Rule 1: equal values under one key of the store are encrypted alike, because compare-and-set compares what is stored.
-Rule 2: a value is bound to its key in the store, so that it cannot be moved to another one.
+Rule 2: the first key encrypts, and all keys decrypt, so that a key can be replaced while the store is used.
+Rule 3: a value is bound to its key in the store, so that it cannot be moved to another one.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha512
 from typing import Final
 
@@ -29,18 +32,18 @@ class SealedValues:
 
     Args:
         inner: The backend.
-        key: At least 32 random bytes.
+        keys: Each of at least 32 random bytes.
 
     Raises:
-        ValueError: If the key is too short.
+        ValueError: If there is no key, or one is too short.
     """
 
-    def __init__(self, inner: Values, key: bytes) -> None:
-        if len(key) < LEAST_KEY:
+    def __init__(self, inner: Values, keys: Sequence[bytes]) -> None:
+        if not keys or any(len(key) < LEAST_KEY for key in keys):
             raise ValueError(f"the key of the store must have at least {LEAST_KEY} bytes")
         self.poll_seconds = inner.poll_seconds
         self._inner = inner
-        self._cipher = AESSIV(sha512(b"operations store" + key).digest())
+        self._ciphers = [AESSIV(sha512(b"operations store" + key).digest()) for key in keys]
 
     async def get(self, key: str) -> bytes | None:
         """Return a value, decrypted."""
@@ -49,7 +52,12 @@ class SealedValues:
 
     async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
         """Replace a value."""
-        return await self._inner.swap(key, self._sealed(key, old), self._sealed(key, new))
+        stored = self._sealed(key, new)
+        for cipher in self._ciphers if old is not None else self._ciphers[:1]:
+            # It is not known which key has encrypted the present value.
+            if await self._inner.swap(key, self._sealed(key, old, cipher), stored):
+                return True
+        return False
 
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table, decrypted."""
@@ -57,16 +65,14 @@ class SealedValues:
             key: self._opened(key, held) for key, held in (await self._inner.items(table)).items()
         }
 
-    def _sealed(self, key: str, value: bytes | None) -> bytes | None:
+    def _sealed(self, key: str, value: bytes | None, cipher: AESSIV | None = None) -> bytes | None:
         if value is None:
             return None
         # The cipher takes no empty text.
-        return _FORMAT + self._cipher.encrypt(_FORMAT + value, [key.encode()])
+        return _FORMAT + (cipher or self._ciphers[0]).encrypt(_FORMAT + value, [key.encode()])
 
     def _opened(self, key: str, held: bytes) -> bytes:
-        try:
-            if held[:1] == _FORMAT:
-                return self._cipher.decrypt(held[1:], [key.encode()])[1:]
-        except (InvalidTag, ValueError):
-            pass
+        for cipher in self._ciphers if held[:1] == _FORMAT else ():
+            with suppress(InvalidTag, ValueError):
+                return cipher.decrypt(held[1:], [key.encode()])[1:]
         raise StoreError(f"{key} was stored with another key, or without one")

@@ -104,17 +104,17 @@ class Store:
         self.has_worked = False
         """Whether a value could be read or written since the start."""
 
-    def seal(self, key: bytes) -> None:
-        """Encrypt all values from now on; what is stored already must have been encrypted with this key.
+    def seal(self, *keys: bytes) -> None:
+        """Encrypt all values from now on; what is stored already must have been encrypted with one of these keys.
 
         Args:
-            key: At least 32 random bytes.
+            keys: Each of at least 32 random bytes; the first one encrypts.
 
         Raises:
-            ValueError: If the key is too short.
+            ValueError: If a key is too short.
             MissingExtraError: If the extra `jwt` is not installed.
         """
-        self._values = import_module("operations.store.sealing").SealedValues(self._values, key)
+        self._values = import_module("operations.store.sealing").SealedValues(self._values, keys)
 
     def wake(self, *_: Any, **__: Any) -> None:
         """Wake the tasks of this process that wait for a change."""
