@@ -298,3 +298,29 @@ async def test_without_runs_the_document_has_no_paths_of_runs(effects: Effects) 
     registry = OperationRegistry([effects.charge])
 
     assert list(to_openapi(registry)["paths"]) == ["/shop/charge"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "abc", "z" * 32, "A" * 32, "%F0%9F%90%8E", "%ED%A0%80", "a" * 3_000]
+)
+async def test_the_error_of_an_unknown_id_names_it(client: Client, name: str) -> None:
+    response = await client.get(f"/runs/{name}", headers=ADA)
+
+    assert (response.status, response.json["code"]) == (404, "RUN_NOT_FOUND")
+    assert "0000" not in response.json["message"]
+    assert len(response.json["message"]) < 300
+    if name.isalnum() and len(name) < 40:
+        assert repr(name) in response.json["message"]
+
+
+async def test_a_cancelled_run_tells_when_its_call_was_begun(
+    client: Client, effects: Effects
+) -> None:
+    run_id = (await started(client, "/shop/slow", {"amount": 3})).json["id"]
+    await effects.begun.wait()
+    await client.post(f"/runs/{run_id}/cancel", {}, headers=ADA)
+    state = await final(client, run_id)
+    (begun,) = state["error"]["details"]["begun"]
+
+    assert (begun["operation"], begun["step"]) == ("shop.slow", ".")
+    assert state["created"] <= begun["begun"] <= state["updated"]

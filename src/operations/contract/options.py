@@ -403,7 +403,7 @@ def secrets_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret
         for key, each in cast("Mapping[str, Any]", value).items():
             yield from secrets_of(each, (*path, key))
     elif isinstance(value, tuple):
-        for number, each in enumerate(value):
+        for number, each in enumerate(cast("Sequence[Any]", value)):
             yield from secrets_of(each, (*path, number))
     elif dataclasses.is_dataclass(value) and getattr(value, "enabled", True):
         for field in dataclasses.fields(value):

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from operations.base.errors import CallError, ErrorCode, timed_out
 from operations.base.json.secrets import masked
 from operations.base.json.values import MASK, object_of
+from operations.base.text import shortened
 from operations.contract.context import OperationContext
 from operations.contract.envelopes import ResponseEnvelope
 from operations.registry.plan import CallPlan
@@ -368,7 +369,9 @@ class Run:
 
 def run_not_found(run_id: str) -> CallError:
     """Return the error for a run that is unknown, expired or not visible to the caller."""
-    return CallError(ErrorCode.RUN_NOT_FOUND, f"There is no run {run_id!r}", {"run": run_id})
+    # Callers may ask for any text.
+    shown = shortened(run_id.encode("utf-8", "replace").decode(), 64)
+    return CallError(ErrorCode.RUN_NOT_FOUND, f"There is no run {shown!r}", {"run": shown})
 
 
 def no_store() -> CallError:

@@ -317,9 +317,12 @@ class Journal:
         sql = "SELECT 1 FROM runs WHERE id = ? AND fence = ? AND holder IS NOT NULL"
         return bool(db.rows(sql + self._database.lock, run_id, fence))
 
-    def begin_step(self, db: Connection, run_id: str, fence: int, step: Step) -> bool:
-        """Store the marker of a call that must not run twice; return False if the attempt is lost."""
-        return self._holds(db, run_id, fence) and self._add_step(db, run_id, fence, step)
+    def begin_step(self, db: Connection, run_id: str, fence: int, step: Step) -> int:
+        """Store the marker of a call that must not run twice; return when it began, 0 if the attempt is lost."""
+        if not self._holds(db, run_id, fence):
+            return 0
+        self._add_step(db, run_id, fence, step)
+        return step.begun or db.now()
 
     def _add_step(
         self, db: Connection, run_id: str, fence: int, step: Step, by: str | None = None

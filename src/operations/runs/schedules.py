@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Any, Final, Protocol, TypeVar
 
 from operations.base.errors import CallError, ErrorCode
-from operations.base.json.values import canonical, object_of
+from operations.base.json.values import canonical, list_of, object_of
 from operations.contract.context import OperationContext
 from operations.runs.callers import owner_of
 from operations.runs.database import Connection
@@ -211,12 +211,14 @@ class ScheduleFollower:
 
     async def _look(self) -> float:
         """Start the run of the last slot, unless it has one; return the seconds until the next slot."""
-        if self._since is None:
-            self._since = await self._host.write(self._seen)
+        since = self._since
+        if since is None:
+            since = await self._host.write(self._seen)
+            self._since = since
         now = await self._host.read(lambda db: db.now())
         last, later = self._schedule.around(now)
         is_missed = now - last < later - last
-        if is_missed and self._since <= last != self._started:
+        if is_missed and since <= last != self._started:
             await self._start(last, later)
             self._started = last
         return (later - now) / 1000
@@ -252,6 +254,7 @@ class ScheduleFollower:
 
 def _is_key_used(error: CallError) -> bool:
     """Return whether a run with another input has the key of a start."""
-    issues = object_of(error.details).get("errors") or [{}]
-    is_key = issues[0].get("path") == "/key" and issues[0].get("keyword") == "key"
-    return error.code == ErrorCode.VALIDATION_ERROR and is_key
+    issues = list_of(object_of(error.details).get("errors"))
+    return error.code == ErrorCode.VALIDATION_ERROR and any(
+        object_of(each).get("path") == "/key" for each in issues
+    )

@@ -418,10 +418,12 @@ class Session:
             await self.never()
             raise
 
-    async def _kept(self, job: Callable[[Connection], bool]) -> None:
+    async def _kept(self, job: Callable[[Connection], int]) -> int:
         """Write for this attempt; end it if it is lost."""
-        if not await self._store(job):
+        kept = await self._store(job)
+        if not kept:
             await self._lost()
+        return kept
 
     async def never(self) -> Any:
         """Wait until the task is cancelled. A handler that catches that, and asks for more, waits again."""
@@ -690,7 +692,9 @@ class Session:
         attempt, journal = self.attempt, self.host.journal
         if step.kind in MARKED:
             self._begun[step.name] = step
-        await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, step))
+        begun = await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, step))
+        if step.name in self._begun:
+            self._begun[step.name] = replace(step, begun=begun)
         await self._enforce_open()
 
     async def _record(self, step: Step, result: bytes | None, error: CallError | None) -> None:

@@ -43,9 +43,6 @@ _MAX_WAIT: Final = 60.0
 _ANSWER_SECONDS: Final = 0.1
 """Seconds of the time limit of a request that are left for its response."""
 
-_NO_RUN: Final = "0" * 32
-"""The id of no run, for ids that are not valid."""
-
 
 class Preference:
     """What the headers of a request say about its run."""
@@ -203,8 +200,6 @@ class _RunPath:
     async def run(self, state: RequestState, asked: Any) -> Reply | None:
         """Read or change the run."""
         run_id, verb, name = _parts(state)
-        if not (run_id.isascii() and run_id.isalnum() and len(run_id) == len(_NO_RUN)):
-            run_id = _NO_RUN
         run = await state.front.registry.run(run_id, state.context)
         if verb in _READS:
             return await _read_run(state, run, verb)
