@@ -20,6 +20,7 @@ from operations import (
     mcp_envelope,
 )
 from operations.authority import ApprovalRule
+from operations.base.json.values import MASK
 from operations.calls.serving.runs import run_verbs
 from operations.contract.specs import ErrorDefinition
 from operations.front.runs import run_operations
@@ -47,6 +48,10 @@ GIVEN = {"password": CANARY}
 
 async def make(value: Any, context: OperationContext) -> Any:
     return RESULT
+
+
+async def tell(value: Any, context: OperationContext) -> Any:
+    return {"name": value["password"]}
 
 
 async def make_as_tool(value: Any, context: OperationContext) -> Any:
@@ -88,7 +93,7 @@ def registry(registries: OpenRegistry) -> OperationRegistry:
         declared("tool", make_as_tool),
         declared("refuse", refuse),
         declared("order", order, durable=True),
-        declared("guarded", make, approve=ApprovalRule()),
+        declared("guarded", tell, approve=ApprovalRule()),
         keep_steps=True,
     )
     opened.register_all(run_operations(opened))
@@ -165,6 +170,22 @@ async def test_a_run_that_waits_for_approval_shows_no_input(registry: OperationR
     shown = await displays(registry, run.id)
 
     assert [each for each, text in shown.items() if CANARY in text] == []
+
+
+async def test_an_approval_masks_secrets_and_the_handler_receives_them(
+    registry: OperationRegistry,
+) -> None:
+    run = await registry.start("shop.guarded", {**GIVEN, "to": "bonn"}, ADA)
+    async for state in run.watch():
+        if state.waiting:
+            break
+    approvals = registry.authority.approvals
+    person = OPERATOR.changed(identity=Identity("boss", ["approvals:answer"]), trusted=False)
+    (asked,) = (await approvals.pending(person)).approvals
+    await approvals.answer(asked.id, True, person)
+
+    assert asked.input == {"password": MASK, "to": "bonn"}
+    assert (await run.result(20)).data["name"] == CANARY
 
 
 async def test_pages_of_a_result_are_masked(registries: OpenRegistry) -> None:

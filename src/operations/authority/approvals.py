@@ -35,6 +35,7 @@ from operations.authority.queue import (
 )
 from operations.base.clock import clock, settled
 from operations.base.errors import CallError, ErrorCode
+from operations.base.json.secrets import masked, secret_places
 from operations.base.json.values import MAX_DEPTH, WRAPPING_DEPTH, canonical, nests_within, pointer
 from operations.base.slots import lent_slot
 from operations.base.types import JSONObject
@@ -305,7 +306,8 @@ def _request(
     context: OperationContext,
     rule: ApprovalRule,
     form: CheckedForm | None,
-) -> Approval:
+) -> tuple[Approval, Any]:
+    """Return the request for a call, and a copy of what it binds."""
     identity, now = context.identity, settled()
     whose: JSONObject = {"is_operator": identity is None and context.trusted}
     if identity is not None:
@@ -323,8 +325,9 @@ def _request(
             raise _too_large()
         bound = [value] if form is None else [value, form.bound]
         text = canonical([whose, through, spec.id, digest, rule.scope, *bound])
-        shown = canonical(value if form is None else form.shown)
-        copied = msgspec.json.decode(shown)
+        copied = msgspec.json.decode(canonical(value if form is None else form.shown))
+        visible = masked(copied, secret_places(spec.input_schema.document, copied))
+        shown = canonical(visible)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"A call of {spec.id} with files cannot be approved"
         raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
@@ -340,11 +343,11 @@ def _request(
     if len(canonical(whose)) > _MAX_WHO:
         message = "The names of the caller and its grant are too long for an approval"
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
-    return Approval(
+    asked = Approval(
         id=sha256(text).hexdigest()[:32],
         state="pending",
         operation=spec.id,
-        input=copied,
+        input=visible,
         generated=generated,
         size=size,
         scope=rule.scope,
@@ -353,6 +356,7 @@ def _request(
         claim=context.claim,
         **whose,
     )
+    return asked, copied
 
 
 def _too_large() -> CallError:
@@ -449,11 +453,11 @@ class Authority:
                 raise access_denied(operation_id)
             await self._remove_expired()
             rule = rule or _DEFAULT_RULE
-            asked = _request(operation.spec, digest, value, context, rule, form)
+            asked, copied = _request(operation.spec, digest, value, context, rule, form)
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
             used = approval.id
             if checked is None:
-                value = asked.input
+                value = copied
             await enforce_valid(context, self.store)
         if identity and grant and rules and rules.budgets:
             await self._remove_expired()

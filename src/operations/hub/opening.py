@@ -256,7 +256,9 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
             await store.swap("store.opened", None, b"1")
             await store.get("store.opened")
         except StoreError as error:
-            if not isinstance(error.__cause__, TransportError):
+            # Brokers have been waited for.
+            is_postgres = (entry.url or "").partition(":")[0] in ("postgresql", "postgres")
+            if not is_postgres or not isinstance(error.__cause__, TransportError):
                 raise
             message = "the store of [state] cannot be used now: %s"
             logger.error(message, error.__cause__)  # noqa: TRY400 - no bug
