@@ -60,9 +60,6 @@ SOURCES_KEY = "alkdev.operations/sources"
 CHANGES_KEY = "alkdev.operations/changes"
 """The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
 
-NAMESPACE: Final = "namespace"
-"""The key in the meta of an imported operation for the namespace of its server."""
-
 SHORT: Final = 200
 """The largest number of characters in a short description."""
 
