@@ -764,6 +764,27 @@ async def test_cancelling_ends_a_working_run_and_names_what_had_begun(
     assert (await run.refresh()) == state
 
 
+async def test_a_run_that_is_cancelled_while_its_caller_is_resolved_does_nothing(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    """p"""
+    asked = asyncio.Event()
+
+    async def subjects(known: Identity) -> Identity:
+        asked.set()
+        await effects.released.wait()
+        return known
+
+    registry = registries(effects.charge, subjects=subjects)
+    run = await registry.start("shop.charge", {"amount": 1}, ADA, delay=0.01)
+    await asked.wait()
+    await run.cancel()
+    state = await ended(run)
+    effects.released.set()
+
+    assert (state.status, effects.made) == ("cancelled", [])
+
+
 async def test_a_run_that_ends_first_keeps_its_result(
     registries: OpenRegistry, effects: Effects
 ) -> None:

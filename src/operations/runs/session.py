@@ -149,6 +149,7 @@ class Session:
         self.task: asyncio.Task[None] | None = None
         self._given = context
         self._context: OperationContext | None = None
+        self._resolving: asyncio.Task[tuple[Caller, Identity | None]] | None = None
         self._root: asyncio.Task[ResponseEnvelope[Any]] | None = None
         self._over = asyncio.Event()
         self._closed = ""
@@ -176,6 +177,8 @@ class Session:
         """Make the attempt, and end or release the run."""
         try:
             end = await self._prepare()
+            if end is None and self._cancelled and not self._closed:
+                end = self._cancelled_end()
             if end is None and not self._closed:
                 end = await self._call_root()
         except RunStoreError:
@@ -193,8 +196,7 @@ class Session:
         """Check that the attempt may be made, and by whom; return how the run ends if not."""
         attempt, host = self.attempt, self.host
         if attempt.cancelled_by is not None:
-            begun = [(s.operation, s.name, s.begun) for s in self._unfinished()]
-            return End(RunStatus.CANCELLED, error=cancelled_error(begun).to_wire())
+            return self._cancelled_end()
         if (step := self.recorded.begun_once()) is not None:
             return End(RunStatus.UNKNOWN, error=_outcome_unknown(step).to_wire())
         if attempt.crashes >= host.limits.max_attempts:
@@ -216,8 +218,13 @@ class Session:
             self.identity = self._given.identity
             base = self._given
         else:
+            self._resolving = asyncio.Task(host.caller_of(attempt))
             try:
-                caller, self.identity = await host.caller_of(attempt)
+                caller, self.identity = await self._resolving
+            except asyncio.CancelledError:
+                if not self._is_interrupted:
+                    raise
+                return None
             except Exception as error:
                 if isinstance(error, CallError) and error.code != ErrorCode.UNAVAILABLE:
                     raise
@@ -255,9 +262,11 @@ class Session:
             )
         )
 
-    def _unfinished(self) -> list[Step]:
+    def _cancelled_end(self) -> End:
         step = self.recorded.begun_once()
-        return [*self._begun.values()] or ([] if step is None else [step])
+        unfinished = [*self._begun.values()] or ([] if step is None else [step])
+        begun = [(each.operation, each.name, each.begun) for each in unfinished]
+        return End(RunStatus.CANCELLED, error=cancelled_error(begun).to_wire())
 
     def _channel(self, given: CallerChannel) -> CallerChannel:
         """Return the channel of the run. The first attempt knows more of the caller."""
@@ -316,8 +325,7 @@ class Session:
         if is_returned and root.exception() is None:
             return self._completed(root.result())
         if self._cancelled:
-            begun = [(s.operation, s.name, s.begun) for s in self._unfinished()]
-            return End(RunStatus.CANCELLED, error=cancelled_error(begun).to_wire())
+            return self._cancelled_end()
         error = root.exception() if is_returned else None
         if isinstance(error, CallError):
             return self._failed(error)
@@ -382,9 +390,16 @@ class Session:
         """Whether the run was cancelled."""
         return self._cancelled
 
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether the attempt was interrupted, and not the task that makes it."""
+        task = asyncio.current_task()
+        return (bool(self._closed) or self._cancelled) and not (task and task.cancelling())
+
     def _interrupt(self) -> None:
-        if self._root is not None:
-            self._root.cancel()
+        for task in (self._resolving, self._root):
+            if task is not None:
+                task.cancel()
         asyncio.get_running_loop().call_later(CLEANUP_SECONDS, self._over.set)
 
     def hand_over(self) -> None:
