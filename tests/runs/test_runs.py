@@ -543,6 +543,36 @@ async def test_a_call_that_the_handler_times_out_is_not_repeated(
     assert state.result["data"] == "timed out"
 
 
+async def test_a_call_that_the_handler_timed_out_is_recorded_and_the_run_continues(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    attempts = count(1)
+
+    async def order(context: OperationContext) -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await context.call(effects.slow, 1)
+        except (TimeoutError, CallError):
+            await context.call(effects.charge, 2)
+        if next(attempts) == 1:
+            effects.begun.set()
+            await asyncio.Event().wait()
+        return "timed out"
+
+    operations = durable(order), effects.slow, effects.charge
+    first = registries(*operations)
+    run = await first.start("shop.order", {}, ADA)
+    with time_limit(10):
+        while not any(step.error for step in await run.steps()):
+            await asyncio.sleep(0.01)
+    await crash(first)
+    second = registries(*operations)
+    await second.run_store.open()  # type: ignore[union-attr]
+    state = await ended(await second.run(run.id, ADA))
+
+    assert (state.status, effects.made) == ("completed", [1, 2])
+
+
 async def test_a_call_with_the_context_of_the_handler_is_rejected(
     registries: OpenRegistry, effects: Effects
 ) -> None:

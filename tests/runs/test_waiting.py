@@ -534,6 +534,25 @@ async def test_a_failed_run_is_retried_with_its_recorded_results(
     assert effects.made == [1]
 
 
+async def test_a_retry_after_a_timeout_needs_a_decision_about_the_call_that_was_running(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    async def order(context: OperationContext) -> int:
+        return int(await context.call(effects.slow, 1))
+
+    registry = registries(durable(order, timeout=0.5), effects.slow)
+    run = await registry.start("shop.order", {}, ADA)
+    state = await ended(run)
+    with pytest.raises(CallError) as undecided:
+        await run.retry()
+    await run.retry(ran=5)
+
+    assert (state.status, state.error["code"]) == ("failed", "TIMEOUT")
+    assert undecided.value.code == ErrorCode.VALIDATION_ERROR
+    assert (await run.result(10)).data == 5
+    assert effects.made == [1]
+
+
 async def test_only_a_call_of_unknown_outcome_has_a_result_to_record(
     registries: OpenRegistry, effects: Effects
 ) -> None:

@@ -19,6 +19,7 @@ from operations.registry.runs import FINAL, RunState, RunStatus, RunStep, Waitin
 from operations.runs.database import Connection, Database, Unreadable
 from operations.runs.notes import Notes
 from operations.runs.records import (
+    ABANDONED,
     APPROVAL,
     DURABLE,
     MARKED,
@@ -351,8 +352,8 @@ class Journal:
             return False
         now = db.now()
         if step.kind in MARKED:
-            sql = "UPDATE steps SET ended = ?, result = ?, error = ? WHERE run = ? AND name = ?"
-            if db.count(sql, now, result, error, run_id, step.name):
+            sql = "UPDATE steps SET kind = ?, ended = ?, result = ?, error = ? WHERE run = ? AND name = ?"
+            if db.count(sql, step.kind, now, result, error, run_id, step.name):
                 return True
             # It was rejected before it began, so it has no marker.
         whole = Step(
@@ -666,8 +667,9 @@ class Journal:
             )
             raise CallError(ErrorCode.VALIDATION_ERROR, message)
         begun = db.rows(
-            "SELECT name, operation FROM steps WHERE run = ? AND kind = ? AND ended IS NULL ORDER BY begun LIMIT 1",
-            run_id, ONCE,
+            "SELECT name, operation FROM steps WHERE run = ? AND ((kind = ? AND ended IS NULL) OR kind = ?)"
+            " ORDER BY begun, name LIMIT 1",
+            run_id, ONCE, ABANDONED,
         )  # fmt: skip
         is_unclear = bool(begun) or status == RunStatus.UNKNOWN
         if is_unclear and (ran is not None) == not_run:
@@ -719,7 +721,9 @@ class Journal:
             run_id, ROOT, ONCE,
         ):  # fmt: skip
             self._reopen_root(db, run_id)
-        db.count("DELETE FROM steps WHERE run = ? AND error IS NOT NULL", run_id)
+        # Each call that a handler has abandoned needs a decision of its own.
+        sql = "DELETE FROM steps WHERE run = ? AND error IS NOT NULL AND kind <> ?"
+        db.count(sql, run_id, ABANDONED)
         sql = "DELETE FROM steps WHERE run = ? AND kind = ? AND answered_by IS NULL"
         db.count(sql, run_id, APPROVAL)
         # Asked again, with their whole time.
@@ -834,7 +838,7 @@ class Journal:
                 name=name,
                 parent=parent,
                 operation=operation,
-                once=kind == ONCE,
+                once=kind in (ONCE, ABANDONED),
                 begun=begun,
                 ended=ended,
                 error=None if error is None else masked_error(_decode(error)),

@@ -141,7 +141,10 @@ ONCE: Final = "once"
 KEYED: Final = "keyed"
 """A call whose service runs requests with the same key once: it has a marker, and is sent again with its key."""
 
-MARKED: Final = (ONCE, KEYED)
+ABANDONED: Final = "abandoned"
+"""A call that must not run twice, and that its handler has cancelled: whether it has run is not known."""
+
+MARKED: Final = (ONCE, KEYED, ABANDONED)
 """The calls whose marker is committed before they begin."""
 
 MUTATION: Final = "mutation"

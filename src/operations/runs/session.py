@@ -42,6 +42,7 @@ from operations.runs.callers import enforce_current
 from operations.runs.database import Connection
 from operations.runs.journal import Journal, Limits, cancelled_error
 from operations.runs.records import (
+    ABANDONED,
     DURABLE,
     KEYED,
     MARKED,
@@ -76,6 +77,9 @@ _PROGRESS_SECONDS: Final = 0.2
 
 _RETRY_SECONDS: Final = 0.2
 """Seconds between two attempts to write to a store that does not work."""
+
+_UNWINDING_SECONDS: Final = 0.1
+"""Seconds between two looks at a handler that cleans up after a timeout."""
 
 
 class Host(Protocol):
@@ -731,10 +735,17 @@ class Session:
 
     def _abandon(self, step: Step) -> None:
         """Record that the handler itself has cancelled a call, as by a timeout, so that no attempt repeats it."""
-        if self._closed or self._cancelled or (self._root is not None and self._root.cancelling()):
-            return
+        if not self._closed and not self._cancelled:
+            self._start(self._record_abandoned(step))
+
+    async def _record_abandoned(self, step: Step) -> None:
+        await asyncio.sleep(0)
+        while self._root is not None and self._root.cancelling():  # noqa: ASYNC110 - no event tells
+            # A timeout in the task of the handler is over when its block is left, the end of the process never.
+            await asyncio.sleep(_UNWINDING_SECONDS)
         error = CallError(ErrorCode.ABORTED, f"{step.operation} was cancelled by the run")
-        self._start(self._record(step, None, error))
+        kind = ABANDONED if step.kind == ONCE else step.kind
+        await self._record(replace(step, kind=kind), None, error)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         start_task(self._tasks, work)
