@@ -15,7 +15,7 @@ from tests.server.asgi import Client
 
 from operations import CallError, OperationContext, OperationRegistry
 from operations.authority import Ledger
-from operations.contract.events import RunEnded, RunResumed, RunStarted
+from operations.contract.events import RunChanged, RunEnded, RunResumed, RunStarted
 from operations.runs import Run
 from operations.server import create_app
 from operations.telemetry.otel import instrument
@@ -141,6 +141,33 @@ async def test_a_strict_ledger_rejects_what_it_cannot_record(
     (tmp_path / "missing").mkdir()
     run = await registry.start("shop.charge", {"amount": 1}, ADA)
     assert (await ended(run)).status == "completed"
+
+
+async def test_a_run_whose_end_cannot_be_recorded_ends_later(
+    registries: OpenRegistry,
+    effects: Effects,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    book = Book(tmp_path / "strict", strict=True)
+    note, refused = book.ledger.note, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def full(event: RunChanged) -> None:
+        if event.change == "run.ended":
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError("no space left")
+        note(event)
+
+    monkeypatch.setattr(book.ledger, "note", full)
+    registry = registries(effects.charge, sink=book.ledger)
+    run = await registry.start("shop.charge", {"amount": 1}, ADA)
+    await refused.wait()
+    monkeypatch.setattr(book.ledger, "note", note)
+    state = await ended(run)
+
+    assert (state.status, state.attempt, effects.made) == ("completed", 1, [1])
+    assert [line[0] for line in book.lines(run)].count("run.ended") == 1
 
 
 async def resumed_once(

@@ -29,6 +29,7 @@ from operations.base.errors import (
     timeout_error,
 )
 from operations.base.json.values import JSONValueError, object_of, to_json
+from operations.base.logs import LogThrottle
 from operations.base.tasks import start_task
 from operations.base.types import JSONObject
 from operations.contract.access import Identity
@@ -174,6 +175,8 @@ class Session:
         self._idle_since = self._idle_seconds = 0.0
         self._parking: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
+        self._regaining = asyncio.Lock()
+        self._failures = LogThrottle()
 
     # ------------------------------------------------------------ the attempt
 
@@ -417,14 +420,21 @@ class Session:
         A job may run twice: its outcome may be unknown. Both times it is that of the same attempt.
 
         Raises:
-            RunStoreError: If the lease ends before the store works.
+            RunStoreError: If the lease ends before the store, and a strict sink, work.
         """
         while True:
             try:
                 return await self.host.write(job)
-            except RunStoreError:
-                if not self.host.holds_lease:
+            except CallError as error:
+                if error.code != ErrorCode.UNAVAILABLE:
                     raise
+                if not isinstance(error, RunStoreError):
+                    level = self._failures.level()
+                    logger.log(
+                        level, "the run %s waits for its records: %r", self.attempt.id, error
+                    )
+                if not self.host.holds_lease:
+                    raise RunStoreError from error
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _store(self, job: Callable[[Connection], T]) -> T:
