@@ -912,6 +912,18 @@ async def test_lanes_limit_what_works_at_a_time(registries: OpenRegistry) -> Non
     assert max(most) <= 2
 
 
+async def test_the_last_progress_is_in_the_final_state(registries: OpenRegistry) -> None:
+    @operation("shop.count", scopes=["shop"])
+    async def count_all(context: OperationContext) -> None:
+        for done in range(1, 11):
+            await context.progress(done, 10, f"{done} of 10")
+
+    registry = registries(count_all)
+    state = await ended(await registry.start("shop.count", {}, ADA))
+
+    assert (state.progress, state.message) == ({"progress": 10, "total": 10}, "10 of 10")
+
+
 async def test_lower_priorities_begin_first(registries: OpenRegistry, effects: Effects) -> None:
     registry = registries(effects.charge, effects.slow, limits=Limits(working=1))
     blocking = await registry.start("shop.slow", {"amount": 0}, ADA)

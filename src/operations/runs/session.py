@@ -356,9 +356,17 @@ class Session:
 
     async def _end(self, end: End) -> None:
         self.close("the run has ended")
-        attempt, journal = self.attempt, self.host.journal
+        attempt, journal, last = self.attempt, self.host.journal, self._progress
+
+        def store(db: Connection) -> RunState | None:
+            if last is not None:
+                value, message = last
+                data = msgspec.json.encode(value)
+                journal.report(db, attempt.id, attempt.fence, data, message)
+            return journal.end(db, attempt.id, attempt.fence, end)
+
         try:
-            state = await self._written(lambda db: journal.end(db, attempt.id, attempt.fence, end))
+            state = await self._written(store)
         except RunStoreError:
             # The outcome of the root call may be lost with it: the next attempt decides.
             self.host.unreleased(attempt.id, attempt.fence)
