@@ -442,6 +442,42 @@ async def test_a_sleeping_run_has_no_slot_and_continues_in_time(
     assert effects.made == [1, "price 1"]
 
 
+async def test_runs_that_continue_wait_for_slots(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    working, most = 0, 0
+
+    async def order(number: int, context: OperationContext) -> Any:
+        nonlocal working, most
+        got = await context.wait_for("go")
+        working += 1
+        most = max(most, working)
+        await asyncio.sleep(0)
+        await context.call(effects.charge, number)
+        working -= 1
+        return got
+
+    registry = registries(
+        durable(order), effects.slow, effects.charge, limits=Limits(working=1), park=KEPT
+    )
+    runs = [await registry.start("shop.order", {"number": n}, ADA) for n in range(3)]
+    for run in runs:
+        await waiting(run)
+    other = await registry.start("shop.slow", {"amount": 10}, ADA)
+    await effects.begun.wait()
+    for run in runs:
+        await run.signal("go", run.id)
+    await runs[0].cancel()
+    cancelled = await ended(runs[0])
+    before = list(effects.made)
+    effects.released.set()
+
+    assert (await other.result(10)).data == 10
+    assert [(await run.result(10)).data for run in runs[1:]] == [run.id for run in runs[1:]]
+    assert (before, cancelled.status, most) == ([10], "cancelled", 1)
+    assert sorted(effects.made) == [1, 2, 10]
+
+
 async def test_a_run_sleeps_only_for_the_rest_after_a_crash(
     registries: OpenRegistry, effects: Effects
 ) -> None:

@@ -477,6 +477,11 @@ class Runs:
         if self._executor is not None:
             self._executor.lend(slots)
 
+    async def slot(self) -> None:
+        """Wait for a slot, which the caller takes at once."""
+        if self._executor is not None:
+            await self._executor.slot()
+
     def watch_approvals(self) -> None:
         """Continue runs when the approvals are answered that they wait for."""
         self._has_approvals = True

@@ -7,7 +7,9 @@ Rule 2: without a valid lease it begins nothing, and stops what it has begun. It
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -55,6 +57,8 @@ class Executor:
         self._sessions: dict[str, Session] = {}
         self._reserved = 0
         self._lent = 0
+        self._resuming = deque[asyncio.Future[None]]()
+        """Attempts that have only waited, and go on when there is a slot."""
         self._ready = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
@@ -77,7 +81,8 @@ class Executor:
         self.wake()
 
     def wake(self) -> None:
-        """Look for runs that are ready."""
+        """Look for runs that are ready, after those that wait for a slot to go on."""
+        self._grant()
         self._ready.set()
 
     def wake_in(self, milliseconds: int) -> None:
@@ -94,6 +99,32 @@ class Executor:
         self._lent += slots
         if slots > 0:
             self.wake()
+
+    async def slot(self) -> None:
+        """Wait for a slot for an attempt that has only waited. The caller takes it at once (`lend`)."""
+        if self._free > 0:
+            return
+        granted = self._loop.create_future()
+        self._resuming.append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                with suppress(ValueError):
+                    self._resuming.remove(granted)
+            else:
+                self._reserved -= 1
+                self._loop.call_soon(self.wake)
+            raise
+        self._reserved -= 1
+
+    def _grant(self) -> None:
+        """Give free slots to the attempts that go on, in the order in which they asked."""
+        while self._resuming and self._free > 0:
+            granted = self._resuming.popleft()
+            if not granted.done():
+                self._reserved += 1
+                granted.set_result(None)
 
     @property
     def working(self) -> int:
@@ -169,6 +200,7 @@ class Executor:
                 raise
             finally:
                 self._reserved -= free
+                self._loop.call_soon(self._grant)
             for attempt, steps in attempts:
                 self._begin(attempt, steps, None)
             if later is not None:

@@ -714,7 +714,8 @@ class Journal:
                 self._notes.is_over(db, run_id, root, "completed", None)
                 return True
             db.count(
-                "UPDATE steps SET ended = ?, result = ? WHERE run = ? AND name = ?", now, data, run_id, name
+                "UPDATE steps SET kind = ?, ended = ?, result = ?, error = NULL WHERE run = ? AND name = ?",
+                ONCE, now, data, run_id, name,
             )  # fmt: skip
         if db.rows(
             "SELECT 1 FROM steps WHERE run = ? AND name = ? AND kind <> ? AND error IS NOT NULL",

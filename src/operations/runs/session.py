@@ -125,6 +125,10 @@ class Host(Protocol):
         """Give up a slot, or take it again (-1)."""
         ...
 
+    async def slot(self) -> None:
+        """Wait for a slot, which the caller takes at once."""
+        ...
+
     def watch_approvals(self) -> None:
         """Notice when approvals are answered that runs wait for."""
         ...
@@ -531,6 +535,8 @@ class Session:
         steps = (
             0 if getattr(self.host.registry.get(operation_id), "durable", False) and known else 1
         )
+        if steps:
+            await self._regain()
         self._change(working=steps)
         try:
             envelope = await registry.execute(operation_id, input, child.changed(scope=scope))
@@ -606,8 +612,6 @@ class Session:
         await self._enforce_new(operation, full)
         await self._enforce_open(new=True)
         step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
-        if once:
-            await self._mark(step)
         return await self._run_step(step, name, function)
 
     async def _run_step(
@@ -618,8 +622,11 @@ class Session:
         scope: "PendingCall | None" = None,
     ) -> Any:
         """Run a function, and record its result or its error, unless it waits for the approval of a call."""
+        await self._regain()
         self._change(working=1)
         try:
+            if step.kind == ONCE:
+                await self._mark(step)
             result = function()
             result = to_json(await result if inspect.isawaitable(result) else result)
             data = self._encoded(lambda: msgspec.json.encode(result))
@@ -846,6 +853,12 @@ class Session:
             delay = 0.0 if self._is_leaving else self.host.park_seconds
             self._parking = loop.call_later(delay, self._start_parking)
 
+    async def _regain(self) -> None:
+        """Wait for a slot if the attempt has only waited; the caller notes at once what it goes on with."""
+        async with self._regaining:
+            if self._is_idle:
+                await self.host.slot()
+
     @property
     def waited(self) -> float:
         """The seconds for which the attempt has only waited."""
@@ -898,6 +911,7 @@ class Session:
         self._change(waiting=1)
         try:
             await asyncio.sleep(cast("int", left) / 1000)
+            await self._regain()
         finally:
             self._change(waiting=-1)
             del self._wakes[name]
@@ -974,10 +988,10 @@ class Session:
         """Wait for news of the run, at most this long. The run may end its attempt meanwhile."""
         self._change(waiting=1)
         try:
-            async with asyncio.timeout(seconds):
-                await news.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await news.wait()
+            await self._regain()
         finally:
             self._change(waiting=-1)
         await self._enforce_open()
