@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from tests.limits import scaled, time_limit
 from tests.runs.conftest import OpenRegistry
 
@@ -1086,6 +1087,25 @@ async def test_a_reader_cannot_cancel_and_a_manager_can(
 
     assert caught.value.code == ErrorCode.RUN_NOT_FOUND
     assert (await run.refresh()).status == "cancelled"
+
+
+async def test_an_agent_of_a_manager_sees_only_its_own_runs(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    registry = registries(effects.charge)
+    run = await registry.start("shop.charge", {"amount": 1}, ADA, delay=3600)
+    identity = granted("1").identity
+    assert identity is not None
+    agent = OperationContext(identity=replace(identity, id="max", scopes=["runs:manage", "shop"]))
+    own = await registry.start("shop.charge", {"amount": 2}, agent, delay=3600)
+
+    with pytest.raises(CallError) as caught:
+        await registry.run(run.id, agent)
+    await (await registry.run(own.id, agent)).cancel()
+
+    assert caught.value.code == ErrorCode.RUN_NOT_FOUND
+    assert [state.id for state in (await registry.runs(agent)).runs] == [own.id]
+    assert (await run.refresh()).status == "queued"
 
 
 async def test_anonymous_runs_are_seen_by_id_only(registries: OpenRegistry) -> None:

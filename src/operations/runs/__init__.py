@@ -708,7 +708,7 @@ class Runs:
             return RunPage(runs=[])
         owner: str | None
         owner, agent, _ = callers.owner_of(context)
-        sees_all = identity is None or not {READ, MANAGE}.isdisjoint(identity.scopes)
+        sees_all = identity is None or callers.has_scope(identity, READ, MANAGE)
         if sees_all:
             owner, agent = None, ""
         runs = await self.read(

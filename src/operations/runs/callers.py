@@ -134,10 +134,16 @@ def may_see(owner: str, agent: str, context: OperationContext, *scopes: str) -> 
     identity = context.identity
     if identity is None:
         return context.trusted or owner == ANONYMOUS
-    if not identity.scopes.isdisjoint(scopes):  # type: ignore[attr-defined]
+    if has_scope(identity, *scopes):
         return True
     own_owner, own_agent, _ = owner_of(context)
     return owner == own_owner and own_agent in ("", agent)
+
+
+def has_scope(identity: Identity, *scopes: str) -> bool:
+    """Return whether a person has one of these scopes for the runs of others. Its agents never do."""
+    is_person = identity.grant is None and not identity.acting
+    return is_person and not identity.scopes.isdisjoint(scopes)  # type: ignore[attr-defined]
 
 
 def key_of(key: str, operation_id: str, context: OperationContext) -> str:
