@@ -186,6 +186,24 @@ def test_a_manager_decides_and_cancels(eyes: Eyes, axe: str) -> None:
     expect(page.get_by_role("button", name="Retry")).to_be_visible()
 
 
+def test_a_caller_decides_about_a_call_that_was_cancelled(eyes: Eyes) -> None:
+    started = send(
+        eyes.witness.address, ANN, "order/pay", {"amount": 8}, Prefer="respond-async, wait=0"
+    )
+    page = eyes.open(csp=False)
+    sign_in(page, ANN)
+    page.goto(f"{eyes.witness.address}/#/~runs/{started['id']}")
+    state_is(page, "working")
+    page.get_by_role("button", name="Cancel the run").click()
+    state_is(page, "cancelled")
+    expect(page.get_by_role("form", name="Decide")).to_contain_text("order.pay")
+    expect(page.get_by_role("button", name="Retry", exact=True)).to_have_count(0)
+    page.get_by_label("Result of the call as JSON").fill("8")
+    page.get_by_role("button", name="It ran, with this result").click()
+
+    state_is(page, "completed")
+
+
 def test_a_run_of_another_caller_is_not_there(eyes: Eyes) -> None:
     started = send(eyes.witness.address, ANN, "order/place", {"to": "Bonn"}, Prefer="respond-async")
     path = f"/runs/{started['id']}/events"

@@ -841,7 +841,7 @@ class Journal:
                 operation=operation,
                 once=kind in (ONCE, ABANDONED),
                 begun=begun,
-                ended=ended,
+                ended=None if kind == ABANDONED else ended,
                 error=None if error is None else masked_error(_decode(error)),
                 answered_by=by,
             )

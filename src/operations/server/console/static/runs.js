@@ -185,7 +185,7 @@ export class RunPage {
       expires ? fact("Kept until", moment(expires)) : null,
     );
     this.ask(state.waiting ?? []);
-    fill(this.actions, this.buttons(state));
+    if (!isFinal) fill(this.actions, quiet("Cancel the run", () => this.change("cancel")));
     fill(this.outcome, outcomeOf(state));
     await this.look();
   }
@@ -241,12 +241,13 @@ export class RunPage {
     ];
   }
 
-  buttons({ status, error }) {
-    if (!FINAL.has(status)) return [quiet("Cancel the run", () => this.change("cancel"))];
-    if (status === "failed" || status === "cancelled") return [quiet("Retry", () => this.change("retry", {}))];
-    if (status !== "unknown") return [];
+  /** What can be done with a run that has ended; a call that may run only once and was interrupted needs a decision. */
+  buttons({ status, error }, steps) {
+    if (status === "completed") return [];
+    const open = steps.find((step) => step.once && isOpen(step));
+    if (status !== "unknown" && !open) return [quiet("Retry", () => this.change("retry", {}))];
     const input = el("textarea", { rows: "2", class: "line mono", spellcheck: "false", placeholder: "Its result as JSON", "aria-label": "Result of the call as JSON" });
-    const begun = error?.details?.operation;
+    const begun = open?.operation ?? error?.details?.operation;
     return [
       el(
         "form",
@@ -268,6 +269,7 @@ export class RunPage {
     try {
       const { steps } = await api.runSteps(this.id, this.abort.signal);
       fill(this.steps, stepsView(steps, this.state));
+      if (FINAL.has(this.state.status)) fill(this.actions, this.buttons(this.state, steps));
     } catch (error) {
       if (error.name !== "AbortError") this.fail(error);
     }
@@ -319,6 +321,11 @@ function outcomeOf({ status, result, error }) {
 }
 
 /** The steps below those that have made them, each with its time on the scale of the run. */
+/** Whether the outcome of a step is not known. */
+function isOpen({ ended }) {
+  return ended === undefined || ended === null;
+}
+
 function stepsView(steps, state) {
   if (steps.length === 0) return state.status === "completed" ? el("p", { class: "hint" }, "The steps of a completed run are removed, unless keep_steps is set.") : null;
   const from = Math.min(state.created, ...steps.map((step) => step.begun));
@@ -342,7 +349,7 @@ function stepsView(steps, state) {
 }
 
 function stepRow({ operation, begun, ended, error, once, answeredBy }, depth, from, span) {
-  const isPending = ended === undefined || ended === null;
+  const isPending = isOpen({ ended });
   const kind = isPending ? "pending" : error ? "bad" : "good";
   const bar = el("span", { class: `bar ${kind}` });
   bar.style.insetInlineStart = `${((begun - from) / span) * 100}%`;
