@@ -303,7 +303,8 @@ async def test_names_that_a_script_computes_flood_neither_its_result_nor_an_appr
         assert len(str(done.data)) < 10_000
         assert done.data["warnings"][-1] == "880 more calls were never awaited."
     authority = Authority()
-    approved: Any = replace(operation_of(order), approve=ApprovalRule())
+    found: Any = operation_of(order)
+    approved = replace(found, approve=ApprovalRule())
     guarded = OperationRegistry([approved], authority=authority)
     guarded.register_object(authority.approvals)
     guarded.register_all(Code(guarded))

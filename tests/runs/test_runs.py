@@ -547,25 +547,29 @@ async def test_a_call_that_the_handler_times_out_is_not_repeated(
 async def test_a_call_that_the_handler_timed_out_is_recorded_and_the_run_continues(
     registries: OpenRegistry, effects: Effects
 ) -> None:
-    attempts = count(1)
+    attempts, called = count(1), asyncio.Event()
 
     async def order(context: OperationContext) -> str:
         try:
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+                group.create_task(end_when_begun(limit))
                 await context.call(effects.slow, 1)
-        except (TimeoutError, CallError):
+        except (TimeoutError, ExceptionGroup):
             await context.call(effects.charge, 2)
         if next(attempts) == 1:
-            effects.begun.set()
+            called.set()
             await asyncio.Event().wait()
         return "timed out"
+
+    async def end_when_begun(limit: asyncio.Timeout) -> None:
+        await effects.begun.wait()
+        limit.reschedule(0)
 
     operations = durable(order), effects.slow, effects.charge
     first = registries(*operations)
     run = await first.start("shop.order", {}, ADA)
-    with time_limit(10):
-        while not any(step.error for step in await run.steps()):
-            await asyncio.sleep(0.01)
+    await called.wait()
+    assert any(step.error for step in await run.steps())
     await crash(first)
     second = registries(*operations)
     await second.run_store.open()  # type: ignore[union-attr]

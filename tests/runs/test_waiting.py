@@ -1,6 +1,8 @@
 """Runs that wait: for signals, answers, approvals and time. Letters are those of the scenarios in `docs/runs.md`."""
 
 import asyncio
+from itertools import starmap
+from random import Random
 from time import time
 from typing import Any
 
@@ -19,6 +21,8 @@ from operations import (
 )
 from operations.authority import ApprovalRule
 from operations.runs import Limits, Retention, Run, RunState
+from operations.runs.database import Connection
+from operations.runs.records import Question
 
 KEPT, AT_ONCE = 60.0, 0.0
 """Seconds for which a waiting run stays in memory."""
@@ -704,6 +708,119 @@ async def test_a_call_that_did_not_run_keeps_its_approval(
 
     assert unknown.status == "unknown"
     assert (await run.result(10)).data == 1
+
+
+# ------------------------------------------------------------ branches
+
+
+async def test_a_signal_that_an_attempt_has_taken_before_it_is_parked_is_not_forgotten(
+    registries: OpenRegistry,
+) -> None:
+    async def order(context: OperationContext) -> Any:
+        return await context.wait_for("go")
+
+    registry = registries(durable(order))
+    run = await registry.start("shop.order", {}, ADA)
+    (asked,) = (await waiting(run)).waiting
+    store: Any = registry.run_store
+    question = Question(asked.key, "signal", b'{"name":"go"}')
+
+    def take_and_park(db: Connection) -> None:
+        store.journal.signal(db, run.id, "go", b"7", "ada")
+        store.journal.ask(db, run.id, 1, question, "go", None)
+        store.journal.park(db, run.id, 1, [])
+
+    await store.write(take_and_park)
+    store._executor.wake()
+
+    assert (await run.result(10)).data == 7
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_branch_beside_one_that_waits_continues_after_a_shutdown(
+    registries: OpenRegistry, effects: Effects, plain: bool
+) -> None:
+    async def order(context: OperationContext) -> int:
+        async def work() -> None:
+            await context.call(effects.slow, 1)
+            if plain:
+                # Neither a step nor a wait of the run.
+                await asyncio.sleep(0.1)
+            await context.call(effects.charge, 2)
+            run = context.run
+            assert run is not None
+            await context.step("signal", lambda: run.signal("done", 3))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work())
+            got = group.create_task(context.wait_for("done"))
+        return int(got.result())
+
+    operations = durable(order), effects.slow, effects.charge
+    first = registries(*operations, grace=5.0)
+    run = await first.start("shop.order", {}, ADA)
+    await effects.begun.wait()
+    await waiting(run)
+    closing = asyncio.create_task(first.aclose())
+    await asyncio.sleep(0)
+    effects.released.set()
+    await closing
+    second = registries(*operations)
+    await second.run_store.open()  # type: ignore[union-attr]
+
+    assert (await (await second.run(run.id, ADA)).result(10)).data == 3
+    assert effects.made == [1, 2]
+
+
+@pytest.mark.parametrize("park", [AT_ONCE, 0.02, KEPT])
+async def test_runs_with_branches_that_wait_all_end(
+    registries: OpenRegistry, effects: Effects, park: float
+) -> None:
+    """Branches are answered, signalled and cancelled by two processes while attempts end."""
+    chance = Random(park)
+
+    async def order(plan: list[str], context: OperationContext) -> int:
+        async def branch(number: int, kind: str) -> None:
+            match kind:
+                case "charge":
+                    await context.call(effects.charge, number)
+                case "sleep":
+                    await context.sleep(0.02)
+                case "signal":
+                    await context.wait_for(f"s{number}")
+                case _:
+                    await context.elicit(f"Question {number}", FORM)
+
+        await asyncio.gather(*starmap(branch, enumerate(plan)))
+        for number, kind in enumerate(plan, len(plan)):
+            await branch(number, kind)
+        return len(plan)
+
+    some = [
+        registries(durable(order), effects.charge, park=park, limits=Limits(working=2), lease=5.0)
+        for _ in range(2)
+    ]
+    for registry in some:
+        await registry.run_store.open()  # type: ignore[union-attr]
+
+    async def drive() -> RunState:
+        plan = chance.choices(["charge", "sleep", "signal", "ask"], k=3)
+        run = await chance.choice(some).start("shop.order", {"plan": plan}, ADA)
+        sent = set[str]()
+        async for state in (await chance.choice(some).run(run.id, ADA)).watch():
+            handle = await chance.choice(some).run(run.id, ADA)
+            for each in state.waiting:
+                if each.kind == "elicit":
+                    await handle.answer(each.key, {"action": "accept", "content": {"size": 1}})
+                elif each.key not in sent:
+                    sent.add(each.key)
+                    await handle.signal(each.request["name"])
+        return await run.refresh()
+
+    with time_limit(60):
+        states = await asyncio.gather(*(drive() for _ in range(30)))
+
+    assert {state.status for state in states} == {"completed"}
 
 
 # ------------------------------------------------------------ many

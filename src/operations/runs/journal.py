@@ -522,10 +522,12 @@ class Journal:
         times = [now + wake for wake in wakes]
         if db.rows("SELECT 1 FROM runs WHERE id = ? AND cancelled_by IS NOT NULL", run_id):
             times.append(0)
-        rows = db.rows("SELECT kind, request, until, answer FROM questions WHERE run = ?", run_id)
-        for kind, request, until, answer in rows:
+        rows = db.rows(
+            "SELECT key, kind, request, until, answer FROM questions WHERE run = ?", run_id
+        )
+        for key, kind, request, until, answer in rows:
             if answer is not None or (
-                kind == "signal" and self._has_signal(db, run_id, _decode(request)["name"])
+                kind == "signal" and self._has_signal(db, run_id, _decode(request)["name"], key)
             ):
                 # It came while the attempt was about to end.
                 times.append(0)
@@ -533,9 +535,10 @@ class Journal:
                 times.append(until)
         return self.release(db, run_id, fence, min(times, default=None), cause="time")
 
-    def _has_signal(self, db: Connection, run_id: str, name: str) -> bool:
-        sql = "SELECT 1 FROM signals WHERE run = ? AND name = ? AND taken IS NULL LIMIT 1"
-        return bool(db.rows(sql, run_id, name))
+    def _has_signal(self, db: Connection, run_id: str, name: str, key: str) -> bool:
+        """Return whether there is a signal for a question, which its attempt may have taken already."""
+        sql = "SELECT 1 FROM signals WHERE run = ? AND name = ? AND (taken IS NULL OR taken = ?) LIMIT 1"
+        return bool(db.rows(sql, run_id, name, key))
 
     def answer(self, db: Connection, run_id: str, key: str, value: bytes, by: str | None) -> bool:
         """Store the first answer to a question; return False if it is not outstanding."""

@@ -11,8 +11,8 @@ Rule 3: an attempt that has lost its run writes nothing more.
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -179,7 +179,9 @@ class Session:
         self._idle_since = self._idle_seconds = 0.0
         self._parking: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
-        self._regaining = asyncio.Lock()
+        self._regain_lock = asyncio.Lock()
+        self._regaining = 0
+        """The branches that go on when there is a slot."""
         self._failures = LogThrottle()
 
     # ------------------------------------------------------------ the attempt
@@ -309,22 +311,20 @@ class Session:
     async def _run_root(self, value: Any) -> ResponseEnvelope[Any]:
         attempt, context = self.attempt, cast("OperationContext", self._context)
         # Any other operation is a step that runs, also while it asks.
-        steps = 0 if self._operation is not None and self._operation.durable else 1
-        while True:
-            scope = PendingCall(self, ROOT, "", attempt.operation)
-            try:
-                self._change(working=steps)
+        is_durable = self._operation is not None and bool(self._operation.durable)
+        with self._occupied():
+            while True:
+                scope = PendingCall(self, ROOT, "", attempt.operation)
                 try:
-                    call = self.host.registry.execute(
-                        attempt.operation, value, context.changed(scope=scope)
-                    )
-                    return cast("ResponseEnvelope[Any]", await call)
-                finally:
-                    self._change(working=-steps)
-            except CallError as error:
-                if not scope.needs_approval(error):
-                    raise
-                await self._wait_for_approval(ROOT, error)
+                    with self._delegated() if is_durable else nullcontext():
+                        call = self.host.registry.execute(
+                            attempt.operation, value, context.changed(scope=scope)
+                        )
+                        return cast("ResponseEnvelope[Any]", await call)
+                except CallError as error:
+                    if not scope.needs_approval(error):
+                        raise
+                    await self._wait_for_approval(ROOT, error)
 
     def _outcome(self, root: "asyncio.Task[ResponseEnvelope[Any]]") -> End | None:
         is_returned = root.done() and not root.cancelled()
@@ -490,6 +490,13 @@ class Session:
         Raises:
             CallError: The recorded error, or that of the call.
         """
+        await self._regain()
+        with self._occupied():
+            return await self._call_as_step(parent, registry, operation_id, input, child)
+
+    async def _call_as_step(
+        self, parent: str, registry: Calls, operation_id: str, input: Any, child: OperationContext
+    ) -> ResponseEnvelope[Any]:
         await self._enforce_open()
         name = self._named(parent, operation_id, input)
         step = self.recorded.get(name)
@@ -531,15 +538,11 @@ class Session:
     ) -> ResponseEnvelope[Any]:
         """Make a call and record its result."""
         known = registry.get_spec(operation_id)
-        # What a durable operation does are steps of their own.
-        steps = (
-            0 if getattr(self.host.registry.get(operation_id), "durable", False) and known else 1
-        )
-        if steps:
-            await self._regain()
-        self._change(working=steps)
+        is_durable = bool(known and getattr(self.host.registry.get(operation_id), "durable", False))
         try:
-            envelope = await registry.execute(operation_id, input, child.changed(scope=scope))
+            # What a durable operation does are steps of their own.
+            with self._delegated() if is_durable else nullcontext():
+                envelope = await registry.execute(operation_id, input, child.changed(scope=scope))
         except CallError as error:
             await self._enforce_open()
             if scope.needs_approval(error):
@@ -554,8 +557,6 @@ class Session:
         except asyncio.CancelledError:
             self._abandon(scope.record)
             raise
-        finally:
-            self._change(working=-steps)
         await self._enforce_open()
         try:
             data = self._encoded(envelope.encode)
@@ -580,6 +581,22 @@ class Session:
         Raises:
             CallError: The recorded error, or that of the subscription.
         """
+        await self._regain()
+        with self._occupied():
+            return await self._read_as_step(
+                parent, registry, operation_id, input, child, read, bounds
+            )
+
+    async def _read_as_step(
+        self,
+        parent: str,
+        registry: Calls,
+        operation_id: str,
+        input: Any,
+        child: OperationContext,
+        read: ReadStream,
+        bounds: JSONObject,
+    ) -> Any:
         await self._enforce_open()
         name = self._named(parent, operation_id, [input, bounds])
         if (found := self.recorded.get(name)) is not None:
@@ -601,6 +618,13 @@ class Session:
 
     async def step(self, parent: str, name: str, function: Callable[[], Any], *, once: bool) -> Any:
         """Return the recorded result of a function, or run it and record its result."""
+        await self._regain()
+        with self._occupied():
+            return await self._run_as_step(parent, name, function, once=once)
+
+    async def _run_as_step(
+        self, parent: str, name: str, function: Callable[[], Any], *, once: bool
+    ) -> Any:
         await self._enforce_open()
         operation = f"step:{name}"
         full = self.names.take(parent, operation, None)
@@ -622,11 +646,9 @@ class Session:
         scope: "PendingCall | None" = None,
     ) -> Any:
         """Run a function, and record its result or its error, unless it waits for the approval of a call."""
-        await self._regain()
-        self._change(working=1)
+        if step.kind == ONCE:
+            await self._mark(step)
         try:
-            if step.kind == ONCE:
-                await self._mark(step)
             result = function()
             result = to_json(await result if inspect.isawaitable(result) else result)
             data = self._encoded(lambda: msgspec.json.encode(result))
@@ -642,8 +664,6 @@ class Session:
         except asyncio.CancelledError:
             self._abandon(step)
             raise
-        finally:
-            self._change(working=-1)
         await self._enforce_open()
         await self._record(step, data, None)
         return result
@@ -853,11 +873,33 @@ class Session:
             delay = 0.0 if self._is_leaving else self.host.park_seconds
             self._parking = loop.call_later(delay, self._start_parking)
 
+    @contextmanager
+    def _occupied(self) -> Generator[None]:
+        """Note that the run does something, also before and after a step or a wait, as writing to the store."""
+        self._change(working=1)
+        try:
+            yield
+        finally:
+            self._change(working=-1)
+
+    @contextmanager
+    def _delegated(self) -> Generator[None]:
+        """Note that only the steps of a nested operation do something."""
+        self._change(working=-1)
+        try:
+            yield
+        finally:
+            self._change(working=1)
+
     async def _regain(self) -> None:
         """Wait for a slot if the attempt has only waited; the caller notes at once what it goes on with."""
-        async with self._regaining:
-            if self._is_idle:
-                await self.host.slot()
+        self._regaining += 1
+        try:
+            async with self._regain_lock:
+                if self._is_idle:
+                    await self.host.slot()
+        finally:
+            self._regaining -= 1
 
     @property
     def waited(self) -> float:
@@ -865,14 +907,23 @@ class Session:
         return self._idle_seconds + (monotonic() - self._idle_since if self._is_idle else 0.0)
 
     def _start_parking(self) -> None:
-        if self._is_idle and not self._closed and not self._cancelled:
+        if not self._is_idle or self._closed or self._cancelled:
+            return
+        if self._is_leaving:
+            # Another process finds out what the run waits for: a branch of it may do what is no step.
+            self.stop("the process ends")
+        else:
             self._start(self._park())
 
     async def _park(self) -> None:
         """End an attempt that only waits. An answer, or the end of a sleep, queues the run again."""
+        if not self._is_idle or self._closed or self._cancelled:
+            # Something has happened since.
+            return
         attempt, journal = self.attempt, self.host.journal
         now = asyncio.get_running_loop().time()
         wakes = [max(0, int((at - now) * 1000)) for at in self._wakes.values()]
+        wakes += [0] * bool(self._regaining)
         # From here on, nothing is recorded: what comes meanwhile is in the journal.
         self._closed = "the run waits"
         try:
@@ -894,6 +945,10 @@ class Session:
         Raises:
             CallError: `VALIDATION_ERROR`.
         """
+        with self._occupied():
+            await self._sleep(parent, seconds)
+
+    async def _sleep(self, parent: str, seconds: float) -> None:
         await self._enforce_open()
         duration = milliseconds(seconds, "seconds")
         name = self.names.take(parent, SLEEP, None)
@@ -908,12 +963,12 @@ class Session:
             await self._lost()
         ends = asyncio.get_running_loop().time() + cast("int", left) / 1000
         self._wakes[name] = ends
-        self._change(waiting=1)
+        self._change(working=-1, waiting=1)
         try:
             await asyncio.sleep(cast("int", left) / 1000)
             await self._regain()
         finally:
-            self._change(waiting=-1)
+            self._change(working=1, waiting=-1)
             del self._wakes[name]
         await self._enforce_open()
 
@@ -925,16 +980,19 @@ class Session:
         """
         request = {"name": name}
         limit = None if timeout is None or timeout == inf else milliseconds(timeout, "timeout")
-        answer = await self._question(parent, "signal", request, f"signal:{name}", name, limit)
+        with self._occupied():
+            answer = await self._question(parent, "signal", request, f"signal:{name}", name, limit)
         return msgspec.json.decode(answer)
 
     async def _elicit(self, message: str, schema: Any) -> Any:
         request = {"message": message, "schema": schema}
-        answer = await self._question(ROOT, "elicit", request, "elicit", None, None)
+        with self._occupied():
+            answer = await self._question(ROOT, "elicit", request, "elicit", None, None)
         return msgspec.json.decode(answer)
 
     async def _sample(self, request: Any) -> Any:
-        answer = await self._question(ROOT, "sample", request, "sample", None, None)
+        with self._occupied():
+            answer = await self._question(ROOT, "sample", request, "sample", None, None)
         return msgspec.json.decode(answer)
 
     async def _question(
@@ -986,14 +1044,14 @@ class Session:
 
     async def _wait(self, news: asyncio.Event, seconds: float | None) -> None:
         """Wait for news of the run, at most this long. The run may end its attempt meanwhile."""
-        self._change(waiting=1)
+        self._change(working=-1, waiting=1)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await news.wait()
             await self._regain()
         finally:
-            self._change(waiting=-1)
+            self._change(working=1, waiting=-1)
         await self._enforce_open()
 
     async def _wait_for_approval(self, name: str, error: CallError) -> None:
