@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.base.json.values import Path, is_list, is_object, object_of, pointer_to
+from operations.base.json.values import Path, object_of, pointer_to
 from operations.base.text import shortened
 from operations.base.types import JSONObject
 from operations.contract.envelopes import MAX_CHANGES
@@ -28,6 +28,10 @@ from operations.schema import MAX_MESSAGE, MAX_PATH, Change, ChangeKind
 
 _ANY: Final = re.compile(rb'"(?:ui|skill)://', re.IGNORECASE)
 """Finds whether JSON has an address; most has none."""
+
+
+_PARTS: Final = frozenset({str, dict, list})
+"""The types of values that may be addresses, or have them."""
 
 
 def at_server(value: Any, namespace: str | None, addresses: Addresses) -> tuple[Any, list[Change]]:
@@ -119,17 +123,23 @@ class _Replacement:
         self._first: tuple[Path, str, str] | None = None
         self._count = 0
 
-    def of(self, value: Any, path: Path = ()) -> Any:
+    def of(self, value: str | JSONObject | list[Any], path: Path = ()) -> Any:
         """Return a value with the other addresses; parts without addresses are shared with it."""
         if isinstance(value, str):
             return self._text(value, path)
-        if is_object(value):
-            found = {key: self.of(each, (key, path)) for key, each in value.items()}
-            return found if any(found[key] is not each for key, each in value.items()) else value
-        if is_list(value):
-            items = [self.of(each, (index, path)) for index, each in enumerate(value)]
-            return items if any(map(_differs, items, value)) else value
-        return value
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        changed: dict[Any, Any] = {}
+        for key, each in pairs:
+            # Most values are scalars, for which a call would take longer than this test.
+            if type(each) in _PARTS:
+                after = self.of(each, (key, path))
+                if after is not each:
+                    changed[key] = after
+        if not changed:
+            return value
+        if isinstance(value, dict):
+            return {**value, **changed}
+        return [changed.get(index, each) for index, each in enumerate(value)]
 
     def _text(self, text: str, path: Path) -> str:
         after = self._change(text) if is_scoped(text) else text
@@ -146,7 +156,3 @@ class _Replacement:
         before, after = (msgspec.json.encode(text).decode() for text in texts)
         shown = shortened(message.format(before=before, after=after), MAX_MESSAGE)
         return [Change(shortened(pointer_to(path), MAX_PATH), kind, self._count, shown)]
-
-
-def _differs(one: Any, other: Any) -> bool:
-    return one is not other
