@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
+import psycopg
 import pytest
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import ADA, OPERATOR, Effects, durable, ended, interrupted, resumed
@@ -418,3 +419,27 @@ async def test_the_end_of_a_thread_whose_run_was_cancelled_is_not_recorded(
     assert (state.status, await run.refresh()) == ("cancelled", state)
     assert state.error["details"]["begun"][0]["operation"] == "shop.block"
     assert step.ended is None
+
+
+@pytest.mark.requirement("R70")
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("limit", [None, 1])
+async def test_a_run_that_is_locked_when_others_are_claimed_begins_later(
+    registries: OpenRegistry, effects: Effects, url: str, limit: int | None
+) -> None:
+    """As by a signal: nothing else would wake an executor, because the signal does not change the run."""
+
+    @operation("shop.locked", lane_limit=limit)
+    async def locked() -> int:
+        return 5
+
+    client = registries(locked, effects.charge, executes=False)
+    run = await client.start("shop.locked", {}, OPERATOR)
+    with psycopg.connect(url) as other:
+        other.execute("SELECT 1 FROM runs WHERE id = %s FOR UPDATE", (run.id,))
+        worker = registries(locked, effects.charge)
+        for amount in (1, 2):
+            await (await worker.start("shop.charge", {"amount": amount}, OPERATOR)).result(20)
+        assert (await run.refresh()).status == "queued"
+
+    assert (await run.result(20)).data == 5

@@ -60,6 +60,10 @@ EXPIRED_BATCH: Final = 500
 """The largest number of expired runs that one transaction removes."""
 
 
+_LOCKED_MILLISECONDS: Final = 50
+"""The time until runs are claimed again that another process has locked."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a store of runs."""
 
@@ -244,6 +248,7 @@ class Journal:
             f" ORDER BY priority, created LIMIT ?{skip}",
             most,
         )
+        is_skipped = len(ready) < self._number_ready(db, "lane_limit IS NULL", most)
         if db.rows("SELECT 1 FROM runs WHERE wake = 0 AND lane_limit IS NOT NULL LIMIT 1"):
             self._database.lock_all(db, "lanes")
         # Full lanes are omitted here, because there may be many of them.
@@ -263,6 +268,9 @@ class Journal:
                 f" AND lane_limit IS NOT NULL ORDER BY priority, created LIMIT ?{skip}",
                 lane, most,
             )  # fmt: skip
+            is_skipped |= len(rows) < self._number_ready(
+                db, "lane_limit IS NOT NULL AND lane = ?", most, lane
+            )
             # Versions of an operation may declare different limits.
             ready += [row[:3] for place, row in enumerate(rows, working) if place < row[3]]
         chosen = [row[2] for row in sorted(ready)[:most]]
@@ -284,7 +292,21 @@ class Journal:
                     self._notes.resumed(db, run_id, row[1], row[6], row[11] or "store")
                 attempts.append((_attempt(row), steps))
         ((later,),) = db.rows("SELECT MIN(wake) FROM runs WHERE wake > 0")
-        return attempts, None if later is None else max(0, later - now), len(chosen) == most
+        waits = [] if later is None else [max(0, later - now)]
+        if is_skipped:
+            # What has locked them may not change them, so that nothing announces that they are free.
+            waits.append(_LOCKED_MILLISECONDS)
+        return attempts, min(waits, default=None), len(chosen) == most
+
+    def _number_ready(self, db: Connection, which: str, most: int, *values: Any) -> int:
+        """Return the number of ready runs, at most this many, also of those that another process has locked."""
+        if not self._database.skip_locked:
+            return 0
+        sql = (
+            f"SELECT COUNT(*) FROM (SELECT 1 FROM runs WHERE wake = 0 AND {which} LIMIT ?) AS found"
+        )
+        ((number,),) = db.rows(sql, *values, most)
+        return int(number)
 
     def _is_readable(
         self, db: Connection, run_id: str, row: Sequence[Any], steps: Sequence[Step]
