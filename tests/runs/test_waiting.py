@@ -843,3 +843,23 @@ async def test_many_waiting_runs_need_no_memory_and_others_start_at_once(
     assert (await (await registry.start("shop.charge", {"amount": 1}, ADA)).result(10)).data == 1
     await runs[150].signal("go", "150")
     assert (await runs[150].result(10)).data == "150"
+
+
+async def test_a_run_whose_wait_ends_while_it_is_parked_is_not_lost(
+    registries: OpenRegistry,
+) -> None:
+    async def order(context: OperationContext) -> int:
+        session: Any = context.scope._session  # type: ignore[union-attr]
+        sleeping = asyncio.ensure_future(context.sleep(600))
+        while not session._is_idle:
+            await asyncio.sleep(0)
+        # Both in one turn of the event loop: the sleep ends before the attempt does.
+        sleeping.cancel()
+        session._start_parking()
+        await asyncio.wait([sleeping])
+        return 5
+
+    registry = registries(durable(order))
+    run = await registry.start("shop.order", {}, ADA)
+
+    assert (await run.result(20)).data == 5

@@ -555,6 +555,9 @@ class Journal:
                 times.append(0)
             elif until is not None:
                 times.append(until)
+        if not times and not rows:
+            # Nothing would continue it.
+            times.append(0)
         return self.release(db, run_id, fence, min(times, default=None), cause="time")
 
     def _has_signal(self, db: Connection, run_id: str, name: str, key: str) -> bool:
