@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.limits import time_limit
 from tests.runs.conftest import OpenRegistry
 from tests.runs.test_runs import ADA, OPERATOR, Effects, durable, ended, interrupted, resumed
 
@@ -443,3 +444,38 @@ async def test_a_run_that_is_locked_when_others_are_claimed_begins_later(
         assert (await run.refresh()).status == "queued"
 
     assert (await run.result(20)).data == 5
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_a_transaction_that_ends_a_deadlock_is_made_again(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    """Two processes change the same runs in another order."""
+    two: list[Any] = [registries(effects.charge, executes=False).run_store for _ in range(2)]
+    await asyncio.gather(*(each.works() for each in two))
+    names = "ab"
+    await two[0].write(
+        lambda db: [
+            db.count("INSERT INTO meta (name, value) VALUES (?, '')", name) for name in names
+        ]
+    )
+    both = threading.Barrier(2)
+
+    def change(order: str) -> Any:
+        tries = 0
+
+        def job(db: Any) -> None:
+            nonlocal tries
+            tries += 1
+            for name in order:
+                db.count("UPDATE meta SET value = value || ? WHERE name = ?", order[0], name)
+                if tries == 1 and name == order[0]:
+                    both.wait(20)
+
+        return job
+
+    with time_limit(30):
+        await asyncio.gather(two[0].write(change("ab")), two[1].write(change("ba")))
+    rows = await two[0].read(lambda db: db.rows("SELECT value FROM meta WHERE name IN ('a', 'b')"))
+
+    assert [sorted(value) for (value,) in rows] == [["a", "b"], ["a", "b"]]

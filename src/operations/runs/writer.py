@@ -159,6 +159,9 @@ class TransactionThread:
                 # Nothing is stored: the server may have been restarted since the last transaction.
                 connection.close()
                 return self._transact(None, jobs, tries - 1)
+            if tries > 1 and connection is not None and _is_deadlock(error):
+                # Nothing is stored, and the other transaction goes on.
+                return self._transact(connection, jobs, tries - 1)
             if len(jobs) > 1 and connection is not None and not is_unknown:
                 for job in jobs:
                     connection = self._transact(connection, [job])
@@ -190,6 +193,12 @@ def _is_invalid(error: Exception) -> bool:
     return isinstance(error, (TypeError, ValueError, OverflowError)) or (
         type(error).__name__ == "DataError"
     )
+
+
+def _is_deadlock(error: Exception) -> bool:
+    """Return whether the database has undone the transaction so that another one can go on."""
+    # As above, of PostgreSQL only.
+    return type(error).__name__ == "DeadlockDetected"
 
 
 def _deliver(jobs: list[_Job]) -> None:
