@@ -1175,6 +1175,46 @@ async def test_a_shutdown_hands_runs_over(registries: OpenRegistry, effects: Eff
     assert effects.made == [1, 2]
 
 
+async def test_a_shutdown_begins_nothing_while_a_call_ends(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    async def order(context: OperationContext) -> int:
+        async def charge() -> None:
+            for amount in range(10):
+                await context.call(effects.charge, amount)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(context.call(effects.slow, 100))
+            await effects.begun.wait()
+            if begins:
+                await leaving.wait()
+                group.create_task(charge())
+        return len(effects.made)
+
+    leaving, begins = asyncio.Event(), [True]
+    operations = durable(order), effects.slow, effects.charge
+    first = registries(*operations, grace=20.0)
+    run = await first.start("shop.order", {}, ADA)
+    await effects.begun.wait()
+    store: Any = first.run_store
+    session = store._executor.session(run.id)
+    closing = asyncio.create_task(first.aclose())
+    while not session._is_leaving:
+        await asyncio.sleep(0)
+    leaving.set()
+    # Time for calls that must not begin.
+    await asyncio.sleep(0.1)
+    before = list(effects.made)
+    effects.released.set()
+    await closing
+    begins.clear()
+    second = registries(*operations)
+    await second.run_store.open()  # type: ignore[union-attr]
+    state = await ended(await second.run(run.id, ADA))
+
+    assert (before, state.status) == ([100], "completed")
+
+
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 async def test_the_file_is_private_and_safe(
     url: str, registries: OpenRegistry, effects: Effects

@@ -167,6 +167,8 @@ class Session:
         self._count = len(steps)
         self._begun: dict[str, Step] = {}
         """The calls with a marker that are running."""
+        self._settled = asyncio.Event()
+        """Set when none of them runs any more."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pages: Sequence[bytes] = ()
         self._progress: tuple[Any, str | None] | None = None
@@ -383,6 +385,7 @@ class Session:
     def close(self, reason: str) -> None:
         """Let no further step begin or return."""
         self._closed = self._closed or reason
+        self._settled.set()
         for task in self._tasks:
             task.cancel()
 
@@ -473,7 +476,10 @@ class Session:
 
     async def _enforce_open(self, *, new: bool = False) -> None:
         """Let the handler go on, unless its attempt has ended, or ends before the next step."""
-        if new and self._is_leaving and not self._cancelled and not self._begun:
+        if new and self._is_leaving and not self._cancelled:
+            while self._begun and not self._closed:
+                self._settled.clear()
+                await self._settled.wait()
             self.stop("the process ends")
         if self._closed:
             # A handler that makes calls after its end has ignored its cancellation, or cleans up with calls.
@@ -761,6 +767,12 @@ class Session:
             self._begun[step.name] = replace(step, begun=begun)
         await self._enforce_open()
 
+    def _unmark(self, step: Step) -> bool:
+        is_marked = self._begun.pop(step.name, None) is not None
+        if not self._begun:
+            self._settled.set()
+        return is_marked
+
     async def _record(self, step: Step, result: bytes | None, error: CallError | None) -> None:
         attempt, journal = self.attempt, self.host.journal
         operation = None if error is None else self.host.registry.get(step.operation)
@@ -768,12 +780,12 @@ class Session:
         await self._kept(
             lambda db: journal.end_step(db, attempt.id, attempt.fence, step, result, failure)
         )
-        self._begun.pop(step.name, None)
+        self._unmark(step)
         await self._enforce_open()
 
     async def _forget(self, step: Step) -> None:
         attempt, journal = self.attempt, self.host.journal
-        if self._begun.pop(step.name, None) is not None:
+        if self._unmark(step):
             await self._kept(
                 lambda db: journal.remove_step(db, attempt.id, attempt.fence, step.name)
             )
