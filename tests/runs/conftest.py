@@ -37,9 +37,9 @@ async def registries(url: str) -> AsyncGenerator[OpenRegistry]:
     async with AsyncExitStack() as stack:
 
         def create(*operations: Any, **options: Any) -> OperationRegistry:
-            sink = options.pop("sink", None)
+            sink, authority = options.pop("sink", None), options.pop("authority", None)
             runs = Runs(options.pop("url", url), **{"lease": 1.0, "grace": 0.0, **options})
-            registry = OperationRegistry(operations, runs=runs)
+            registry = OperationRegistry(operations, runs=runs, authority=authority)
             if sink is not None:
                 registry.record(sink)
             stack.push_async_callback(registry.aclose)

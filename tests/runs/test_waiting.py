@@ -19,10 +19,11 @@ from operations import (
     OperationRegistry,
     operation,
 )
-from operations.authority import ApprovalRule
+from operations.authority import ApprovalRule, Authority
 from operations.runs import Limits, Retention, Run, RunState
 from operations.runs.database import Connection
 from operations.runs.records import Question
+from operations.store.state import Store
 
 KEPT, AT_ONCE = 60.0, 0.0
 """Seconds for which a waiting run stays in memory."""
@@ -319,6 +320,31 @@ def with_short_approval(registry: OperationRegistry, operation_id: str) -> None:
     known = registry.get(operation_id)
     assert known is not None
     registry.register(replace(known, approve=ApprovalRule(seconds=0.2)), replace=True)
+
+
+async def test_an_approval_is_noticed_if_the_process_that_asked_is_gone(
+    registries: OpenRegistry, effects: Effects
+) -> None:
+    async def order(context: OperationContext) -> int:
+        return int(await context.call(effects.charge, 1))
+
+    shared = Authority(Store())
+    first, second = (
+        registries(durable(order), effects.charge, park=AT_ONCE, authority=shared) for _ in range(2)
+    )
+    for registry in (first, second):
+        with_approval(registry, "shop.charge")
+        await registry.run_store.open()  # type: ignore[union-attr]
+    store: Any = second.run_store
+    # It has found no run that waits for an approval.
+    await store._approvals
+    run = await first.start("shop.order", {}, ADA)
+    await waiting(run)
+    await without_attempt(first)
+    await first.aclose()
+    await answer_next(second, approve=True)
+
+    assert (await (await second.run(run.id, ADA)).result(10)).data == 1
 
 
 @parked

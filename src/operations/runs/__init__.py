@@ -400,6 +400,8 @@ class Runs:
         if self._executor is not None:
             self._executor.wake()
             self._executor.look()
+            # A run may wait for an approval whose process is gone before there is an answer.
+            self.watch_approvals()
         if ALL in run_ids:
             self._watchers.look()
         else:
