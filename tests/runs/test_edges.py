@@ -424,13 +424,13 @@ async def test_the_end_of_a_thread_whose_run_was_cancelled_is_not_recorded(
 
 @pytest.mark.requirement("R70")
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("options", [{}, {"lane_limit": 1}])
 async def test_a_run_that_is_locked_when_others_are_claimed_begins_later(
-    registries: OpenRegistry, effects: Effects, url: str, limit: int | None
+    registries: OpenRegistry, effects: Effects, url: str, options: Any
 ) -> None:
     """As by a signal: nothing else would wake an executor, because the signal does not change the run."""
 
-    @operation("shop.locked", lane_limit=limit)
+    @operation("shop.locked", **options)
     async def locked() -> int:
         return 5
 
