@@ -102,13 +102,16 @@ async def start(registry: OperationRegistry, script: str) -> Any:
     return await registry.start("code.run", {"script": script}, ADA)
 
 
-async def waiting_approval(registry: OperationRegistry, run: Any) -> Any:
+async def waiting_approval(
+    registry: OperationRegistry, run: Any, operation_id: str | None = None
+) -> Any:
+    """Return the request for approval for which a run waits."""
     async for state in run.watch():
         if state.status is RunStatus.INPUT_REQUIRED:
             page = (await registry.execute("approvals.list", {}, BOSS)).data
-            if page["approvals"]:
-                # Otherwise the request is answered, and the run will continue.
-                return page["approvals"][0]
+            for asked in page["approvals"]:
+                if operation_id in (None, asked["operation"]):
+                    return asked
     raise AssertionError("the run has ended")
 
 
@@ -278,15 +281,13 @@ async def test_approved_items_are_recorded_and_need_no_second_approval(
     with time_limit(120):
         async with opened(park=0.0) as first:
             run = await start(first, script)
-            feed = await waiting_approval(first, run)
+            feed = await waiting_approval(first, run, "bank.feed")
             await first.execute("approvals.answer", {"id": feed["id"], "approve": True}, BOSS)
-        async with opened(park=0.0) as second:
-            run = await second.run(run.id, ADA)
-            transfer = await waiting_approval(second, run)
+            transfer = await waiting_approval(first, run, "bank.transfer")
+        async with opened() as second:
             answer = {"id": transfer["id"], "approve": True}
             await second.execute("approvals.answer", answer, BOSS)
-        async with opened() as last:
-            again = await last.run(run.id, ADA)
+            again = await second.run(run.id, ADA)
             assert (await again.result()).data["result"] == [1, 2]
     assert (bank.paid, bank.fed) == ([1, 3, 9], ["A-1"])
 
