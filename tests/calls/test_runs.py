@@ -15,6 +15,7 @@ from operations.base.errors import CallError, ErrorCode
 from operations.calls import PendingRequestMap, serve_calls
 from operations.contract.access import Identity
 from operations.contract.context import OperationContext
+from operations.contract.grant import Block, Grant
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 from operations.runs import Runs, RunStatus
@@ -136,6 +137,44 @@ async def test_runs_of_others_do_not_exist_and_their_failures_reveal_nothing(
     assert errors[0] == errors[1]
     assert errors[0][0] == ErrorCode.RUN_NOT_FOUND
     assert page.runs == []
+
+
+async def test_an_agent_starts_what_its_grant_covers_and_follows_its_own_runs(
+    world: World, tmp_path: Path
+) -> None:
+    def agent(credential: str) -> Identity | None:
+        if credential == "ada":
+            return resolve(credential)
+        block = Block(id=credential, holder="bot", operations=("job.*",), calls={"job.ask": 1})
+        grant = Grant(blocks=(block,), keys=(f"key of {credential}",))
+        return Identity("ada", acting=("bot",), grant=grant)
+
+    async with (
+        shop(Runs(f"sqlite:{tmp_path / 'runs.db'}")) as registry,
+        world.serve(registry, resolve=agent),
+        world.connect() as target,
+        PendingRequestMap(target, credential="bot") as bot,
+        PendingRequestMap(target, credential="another bot") as other,
+        PendingRequestMap(target, credential="ada") as person,
+    ):
+        with time_limit(30):
+            run = await bot.start("job.ask")
+            with pytest.raises(CallError) as denied:
+                await bot.start("math.double", {"number": 1})
+            with pytest.raises(CallError) as unseen:
+                await other.run(run.id)
+            while not run.state.waiting:
+                await run.refresh()
+            (question,) = run.state.waiting
+            await (await person.run(run.id)).answer(question.key, {"action": "decline"})
+            envelope = await run.result()
+            with pytest.raises(CallError) as spent:
+                await (await bot.start("job.ask")).result()
+
+    assert envelope.data == "decline"
+    assert denied.value.code == ErrorCode.ACCESS_DENIED
+    assert unseen.value.code == ErrorCode.RUN_NOT_FOUND
+    assert spent.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 async def test_workers_without_a_store_have_no_runs(world: World) -> None:

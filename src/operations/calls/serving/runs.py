@@ -16,11 +16,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from operations.base.errors import CallError, ErrorCode
 from operations.base.types import JSONObject
 from operations.contract.context import OperationContext
-from operations.contract.functions import operation
+from operations.contract.functions import operation, validate_operation
 from operations.front.runs import shown, shown_step
 from operations.registry.registry import OperationRegistry
 from operations.registry.runs import Run, RunState, RunStatus
@@ -233,7 +234,9 @@ def run_verbs(registry: OperationRegistry, *, expose: bool) -> list[Any]:
         await found.retry(ran=given.get("ran", msgspec.UNSET), not_run=given.get("notRun") is True)
         return wire(found.state, secrets)
 
-    return [start, get, page, steps, watch, cancel, answer, signal, retry]
+    verbs = [start, get, page, steps, watch, cancel, answer, signal, retry]
+    # The grant of an agent covers the operation that it starts, as at every entry point.
+    return [replace(validate_operation(verb), needs_grant=False) for verb in verbs]
 
 
 def _caller(context: OperationContext) -> OperationContext:
