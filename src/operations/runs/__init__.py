@@ -7,7 +7,7 @@ Rule 2: no run is lost: whatever was committed is continued by any process with 
 Rule 3: the authority of a run is that of the moment: its caller is resolved again when it continues.
 
 `journal` has every statement, `writer` the thread that commits, `keeper` the lease; `executor` claims runs, `session`
-is one attempt, and `steps` names and guards its steps.
+is one attempt, `scopes` what its handlers may do, `steps` names and guards its steps, and `outcomes` stores errors.
 """
 
 import asyncio

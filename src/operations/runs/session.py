@@ -35,13 +35,22 @@ from operations.base.types import JSONObject
 from operations.contract.access import Identity
 from operations.contract.channel import CallerChannel
 from operations.contract.context import Caller as Calls
-from operations.contract.context import OperationContext, ReadStream, ResultKeeper, RunScope
+from operations.contract.context import OperationContext, ReadStream
 from operations.contract.envelopes import ResponseEnvelope
 from operations.contract.specs import Operation, OperationType
 from operations.registry.runs import Run, RunState, RunStatus
 from operations.runs.callers import enforce_current
 from operations.runs.database import Connection
 from operations.runs.journal import Journal, Limits, cancelled_error
+from operations.runs.outcomes import (
+    described,
+    error_bytes,
+    error_wire,
+    failed,
+    outcome_unknown,
+    recorded_error,
+    recorded_value,
+)
 from operations.runs.records import (
     ABANDONED,
     DURABLE,
@@ -58,6 +67,7 @@ from operations.runs.records import (
     Question,
     Step,
 )
+from operations.runs.scopes import PendingCall
 from operations.runs.secrecy import error_places, error_with_places, result_places, with_places
 from operations.runs.steps import RecordedSteps, StepNames
 from operations.runs.texts import cleaned, milliseconds
@@ -213,7 +223,7 @@ class Session:
         if attempt.cancelled_by is not None:
             return self._cancelled_end()
         if (step := self.recorded.begun_once()) is not None:
-            return End(RunStatus.UNKNOWN, error=_outcome_unknown(step).to_wire())
+            return End(RunStatus.UNKNOWN, error=outcome_unknown(step).to_wire())
         if attempt.crashes >= host.limits.max_attempts:
             message = f"The process of the run ended {attempt.crashes} times"
             return failed(CallError(ErrorCode.EXECUTION_ERROR, message))
@@ -357,7 +367,7 @@ class Session:
         return End(RunStatus.COMPLETED, with_places(data, places), pages=self._pages)
 
     def _failed(self, error: CallError) -> End:
-        wire = error_with_places(_error_wire(error), error_places(self._operation, error))
+        wire = error_with_places(error_wire(error), error_places(self._operation, error))
         return End(RunStatus.FAILED, error=wire)
 
     async def _end(self, end: End) -> None:
@@ -536,7 +546,7 @@ class Session:
 
     async def _call(
         self,
-        scope: "PendingCall",
+        scope: PendingCall,
         registry: Calls,
         operation_id: str,
         input: Any,
@@ -608,7 +618,7 @@ class Session:
         if (found := self.recorded.get(name)) is not None:
             self.recorded.ask(found)
             if found.is_recorded:
-                return _recorded_value(found)
+                return recorded_value(found)
         await self._enforce_new(operation_id, name)
         await self._enforce_open(new=True)
         step = Step(name, parent, operation_id, QUERY, 0, 0, None, None, None)
@@ -638,7 +648,7 @@ class Session:
         if found is not None:
             self.recorded.ask(found)
             if found.is_recorded:
-                return _recorded_value(found)
+                return recorded_value(found)
         await self._enforce_new(operation, full)
         await self._enforce_open(new=True)
         step = Step(full, parent, operation, ONCE if once else QUERY, 0, 0, None, None, None)
@@ -649,7 +659,7 @@ class Session:
         step: Step,
         name: str,
         function: Callable[[], Any],
-        scope: "PendingCall | None" = None,
+        scope: PendingCall | None = None,
     ) -> Any:
         """Run a function, and record its result or its error, unless it waits for the approval of a call."""
         if step.kind == ONCE:
@@ -662,7 +672,7 @@ class Session:
             await self._enforce_open()
             if scope is not None and scope.needs_approval(error):
                 raise
-            found_error = _described(name, error)
+            found_error = described(name, error)
             await self._record(step, None, found_error)
             if found_error is error:
                 raise
@@ -744,7 +754,7 @@ class Session:
         attempt, journal = self.attempt, self.host.journal
         marker = replace(found, kind=ONCE)
         await self._kept(lambda db: journal.begin_step(db, attempt.id, attempt.fence, marker))
-        await self._end_now(End(RunStatus.UNKNOWN, error=_outcome_unknown(found).to_wire()))
+        await self._end_now(End(RunStatus.UNKNOWN, error=outcome_unknown(found).to_wire()))
 
     @property
     def is_admitted(self) -> bool:
@@ -776,7 +786,7 @@ class Session:
     async def _record(self, step: Step, result: bytes | None, error: CallError | None) -> None:
         attempt, journal = self.attempt, self.host.journal
         operation = None if error is None else self.host.registry.get(step.operation)
-        failure = None if error is None else _error_bytes(error, operation)
+        failure = None if error is None else error_bytes(error, operation)
         await self._kept(
             lambda db: journal.end_step(db, attempt.id, attempt.fence, step, result, failure)
         )
@@ -809,7 +819,7 @@ class Session:
 
     def _replayed(self, step: Step, child: OperationContext) -> ResponseEnvelope[Any]:
         if step.error is not None:
-            error = _error(step.error)
+            error = recorded_error(step.error)
             error.parent_request_id = child.parent_request_id
             raise error
         return ResponseEnvelope.decode(step.result or b"")
@@ -1022,7 +1032,7 @@ class Session:
         found = self.recorded.get(name)
         if found is not None and found.is_recorded:
             if found.error is not None:
-                raise _error(found.error)
+                raise recorded_error(found.error)
             return found.result or b"null"
         self._take_room()
         step = Step(name, parent, operation, QUERY, 0, 0, None, None, None)
@@ -1043,7 +1053,7 @@ class Session:
                 failure = timeout_error(f"There was no {kind} {signal or name} in time")
             elif answer is None:
                 await self._wait(news, None if asked.left is None else asked.left / 1000)
-        data = None if failure is None else _error_bytes(failure)
+        data = None if failure is None else error_bytes(failure)
         await self._kept(
             lambda db: journal.close_question(
                 db, attempt.id, attempt.fence, name, step, answer, data
@@ -1133,260 +1143,3 @@ class Session:
             revision=attempt.revision,
         )
         return self.host.handle(state, OperationContext(trusted=True))
-
-
-class _Scope:
-    """Names the run and the step that a call belongs to.
-
-    Args:
-        session: The attempt.
-        name: The name of the step.
-        is_step: Whether the call is the step itself, not a part of it.
-    """
-
-    def __init__(self, session: Session, name: str, *, is_step: bool = False) -> None:
-        self._session, self.step_name = session, name
-        self._is_step = is_step
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run."""
-        return self._session.attempt.id
-
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt."""
-        return self._session.attempt.number
-
-    @property
-    def key(self) -> str | None:
-        """Names the call in all attempts; None for a part of a step."""
-        return f"{self.run_id}:{self.step_name}" if self._is_step else None
-
-    @property
-    def result_keeper(self) -> ResultKeeper | None:
-        """Keeps the pages of the result, if this is the call of the run itself."""
-        return self._session if self._is_step and self.step_name == ROOT else None
-
-
-class HandlerScope(_Scope):
-    """The scope of the handler of a durable operation: what it calls is recorded."""
-
-    is_admitted = False
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the run was cancelled."""
-        return self._session.is_cancelled
-
-    @property
-    def run(self) -> Run:
-        """The handle of the run."""
-        return self._session.handle()
-
-    @property
-    def waited(self) -> float:
-        """The seconds for which the attempt has only waited."""
-        return self._session.waited
-
-    async def begin(self, operation: Operation) -> RunScope:
-        """Reject a call with the context of the handler: it would not be recorded."""
-        message = (
-            f"Call {operation.spec.id} with context.env or context.call, so that the run records it"
-        )
-        raise CallError(ErrorCode.EXECUTION_ERROR, message, begun=False)
-
-    async def call(
-        self, registry: Calls, operation_id: str, input: Any, child: OperationContext
-    ) -> ResponseEnvelope[Any]:
-        """Make a nested call as a step."""
-        return await self._session.call(self.step_name, registry, operation_id, input, child)
-
-    def begin_stream(self) -> None:
-        """Accept a subscription with the context of the handler: its items are not recorded."""
-
-    async def read(
-        self,
-        registry: Calls,
-        operation_id: str,
-        input: Any,
-        child: OperationContext,
-        read: ReadStream,
-        bounds: JSONObject,
-    ) -> Any:
-        """Read a nested subscription as a step."""
-        return await self._session.read(
-            self.step_name, registry, operation_id, input, child, read, bounds
-        )
-
-    async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
-        """Run a function as a step."""
-        return await self._session.step(self.step_name, name, function, once=once)
-
-    async def fail_step(self, name: str, error: CallError, *, once: bool) -> None:
-        """Record that a step has failed after all."""
-        await self._session.fail_step(self.step_name, name, error, once=once)
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep until a recorded time."""
-        await self._session.sleep(self.step_name, seconds)
-
-    async def wait_for(self, name: str, timeout: float | None) -> Any:
-        """Wait for a signal."""
-        return await self._session.wait_for(self.step_name, name, timeout)
-
-
-class InlineScope(_Scope):
-    """The scope of the handler of any other operation, which is one step: what it calls is part of that step."""
-
-    @property
-    def is_admitted(self) -> bool:
-        """Return False: its nested calls spend their own approvals and budgets."""
-        return False
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the run was cancelled."""
-        return self._session.is_cancelled
-
-    @property
-    def run(self) -> Run:
-        """The handle of the run."""
-        return self._session.handle()
-
-    @property
-    def waited(self) -> float:
-        """The seconds for which the attempt has only waited."""
-        return self._session.waited
-
-    async def begin(self, operation: Operation) -> RunScope:
-        """Return the scope of a part of the step."""
-        return InlineScope(self._session, self.step_name)
-
-    async def call(
-        self, registry: Calls, operation_id: str, input: Any, child: OperationContext
-    ) -> ResponseEnvelope[Any]:
-        """Make a nested call, which is part of the step."""
-        scope = InlineScope(self._session, self.step_name)
-        return await registry.execute(operation_id, input, child.changed(scope=scope))
-
-    def begin_stream(self) -> None:
-        """Accept a subscription, which is part of the step."""
-
-    async def read(
-        self,
-        registry: Calls,
-        operation_id: str,
-        input: Any,
-        child: OperationContext,
-        read: ReadStream,
-        bounds: JSONObject,
-    ) -> Any:
-        """Read a nested subscription, which is part of the step."""
-        scope = InlineScope(self._session, self.step_name)
-        return await read(registry.subscribe(operation_id, input, child.changed(scope=scope)))
-
-    async def step(self, name: str, function: Callable[[], Any], *, once: bool) -> Any:
-        """Run a function, which is part of the step."""
-        result = function()
-        return await result if inspect.isawaitable(result) else result
-
-    async def fail_step(self, name: str, error: CallError, *, once: bool) -> None:
-        """Do nothing: the function was not recorded."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep."""
-        await asyncio.sleep(seconds)
-
-    async def wait_for(self, name: str, timeout: float | None) -> Any:
-        """Reject the call: the step could not be continued by another process."""
-        message = "Only an operation with durable=True can wait for a signal"
-        raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
-
-
-class PendingCall(InlineScope):
-    """The scope of a call until its handler begins: what its middleware calls is not recorded.
-
-    The handler of a subscription keeps it: what it calls is a part of the step.
-    """
-
-    def __init__(self, session: Session, name: str, parent: str, operation_id: str) -> None:
-        super().__init__(session, name)
-        self._parent = parent
-        # If the call is rejected before its handler begins, its error is recorded without a marker.
-        self.has_begun = False
-        self.record = Step(name, parent, operation_id, QUERY, 0, 0, None, None, None)
-
-    @property
-    def is_admitted(self) -> bool:
-        """Whether an earlier attempt has spent the approval and the budget."""
-        return self.step_name == ROOT and self._session.is_admitted
-
-    async def begin(self, operation: Operation) -> RunScope:
-        """Commit the marker; return the scope of the handler."""
-        self.has_begun = True
-        self.record = await self._session.begin(self.step_name, self._parent, operation)
-        if operation.durable:
-            return HandlerScope(self._session, self.step_name, is_step=True)
-        return InlineScope(self._session, self.step_name, is_step=True)
-
-    def begin_stream(self) -> None:
-        """Note that the handler of the subscription begins."""
-        self.has_begun = True
-
-    def needs_approval(self, error: Exception) -> bool:
-        """Return whether the call has not begun because a person must approve it first."""
-        is_asked = isinstance(error, CallError) and error.code == ErrorCode.APPROVAL_REQUIRED
-        return is_asked and not self.has_begun
-
-
-def failed(error: CallError) -> End:
-    """Return the end of a run that failed."""
-    return End(RunStatus.FAILED, error=_error_wire(error))
-
-
-def _outcome_unknown(step: Step) -> CallError:
-    message = (
-        f"{step.operation} was begun by a process that is gone, and may run only once: find out whether it ran, and "
-        "decide with retry"
-    )
-    details = {"operation": step.operation, "step": step.name, "begun": step.begun}
-    return CallError(ErrorCode.OUTCOME_UNKNOWN, message, details)
-
-
-def _described(name: str, error: Exception) -> CallError:
-    """Return the error of a function that is a step."""
-    if isinstance(error, JSONValueError):
-        return CallError(
-            ErrorCode.EXECUTION_ERROR, f"The step {name} returned a value that is not JSON: {error}"
-        )
-    return map_error(error)
-
-
-def _error_wire(error: CallError) -> dict[str, Any]:
-    wire = error.to_wire()
-    if error.unexpected:
-        wire["unexpected"] = True
-    return wire
-
-
-def _error_bytes(error: CallError, operation: Operation | None = None) -> bytes:
-    wire = error_with_places(_error_wire(error), error_places(operation, error))
-    if error.operation_id is not None:
-        wire["operation"] = error.operation_id
-    return msgspec.json.encode(wire)
-
-
-def _recorded_value(step: Step) -> Any:
-    """Return the recorded result of a function; raise its recorded error."""
-    if step.error is not None:
-        raise _error(step.error)
-    return msgspec.json.decode(step.result or b"null")
-
-
-def _error(data: bytes) -> CallError:
-    wire = msgspec.json.decode(data)
-    error = CallError.from_wire(wire)
-    error.unexpected = wire.get("unexpected") is True
-    error.operation_id = wire.get("operation")
-    return error
