@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import cast
 
 import psycopg
 from tests.limits import scaled
@@ -247,6 +248,17 @@ class PostgresServer(Broker):
         with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
             connection.execute(sql.encode())
 
+    def kill(self) -> None:
+        """Kill all its processes at once, as a power failure does."""
+        if self.process is not None:
+            # It would replace processes that have ended.
+            self.process.send_signal(signal.SIGSTOP)
+            place = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            for child in place.read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+        super().kill()
+
     def stop(self) -> None:
         """Shut the server down at once, but in order: it ends all connections."""
         if self.process is not None:
@@ -354,9 +366,12 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepting = cast("asyncio.Task[None]", asyncio.current_task())
+        self._tasks.add(accepting)
+        accepting.add_done_callback(self._tasks.discard)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         self.accepted += 1

@@ -38,7 +38,8 @@ async def registries(url: str) -> AsyncGenerator[OpenRegistry]:
 
         def create(*operations: Any, **options: Any) -> OperationRegistry:
             sink, authority = options.pop("sink", None), options.pop("authority", None)
-            runs = Runs(options.pop("url", url), **{"lease": 1.0, "grace": 0.0, **options})
+            # A busy machine may be late to renew a short lease.
+            runs = Runs(options.pop("url", url), **{"lease": 60.0, "grace": 0.0, **options})
             registry = OperationRegistry(operations, runs=runs, authority=authority)
             if sink is not None:
                 registry.record(sink)

@@ -315,7 +315,7 @@ async def test_a_process_whose_lease_cannot_be_renewed_stops_its_runs_in_time(
         finally:
             stopped.set()
 
-    registry = registries(order)
+    registry = registries(order, lease=1.0)
     await registry.start("shop.order", {}, OPERATOR)
     await begun.wait()
     other = sqlite3.connect(url.removeprefix("sqlite:"), isolation_level=None)
