@@ -42,6 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.nodeid.partition("[")[0].removeprefix("tests/")
         if name in REPEATED:
             item.add_marker(pytest.mark.flaky(reruns=REPEATS))
+    # Otherwise one process would still install a program of a slow test when all others have ended.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

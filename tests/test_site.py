@@ -13,7 +13,7 @@ from tests.conftest import PROJECT
 from tests.limits import scaled
 
 # Building takes 20 s on an idle machine.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 pytest.importorskip("mkdocs", reason="the site's generator is not installed: scripts/install --dev")
 pytest.importorskip("mkdocstrings", reason="the site's generator is not installed")
