@@ -22,6 +22,10 @@ def answering(response: bytes) -> Iterator[tuple[str, list[bytes]]]:
             while not received or b"\r\n\r\n" not in received[-1]:
                 received.append(b"".join(received) + connection.recv(65536))
             connection.sendall(response)
+            connection.shutdown(socket.SHUT_WR)
+            # Closed with unread data, the connection would be reset, and the response lost.
+            while connection.recv(65536):
+                pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = Thread(target=serve, args=(listener,), daemon=True)
