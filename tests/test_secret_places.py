@@ -114,3 +114,13 @@ def test_every_value_of_a_document_can_be_masked(value: Any) -> None:
         assert found == {key: None if item is None else MASK for key, item in value.items()}
     else:
         assert found == value
+
+
+def test_a_property_with_the_name_of_all_others_is_a_property_of_its_own() -> None:
+    schema = {
+        "properties": {"~*": {"format": "password"}},
+        "additionalProperties": {"type": "string"},
+    }
+    value = {"other": "shown", "~*": "hidden"}
+
+    assert masked(value, secret_places(schema, value)) == {"other": "shown", "~*": MASK}

@@ -34,7 +34,7 @@ def secret_places(schema: Any, value: Any) -> tuple[str, ...]:
     if not search.leads_to_secret(schema):
         return ()
     try:
-        search.visit(value, [schema], "")
+        search.search(value)
     except _TooMuchWorkError:
         return ("",)
     return tuple(sorted(search.found))
@@ -82,6 +82,20 @@ class _TooMuchWorkError(Exception):
     """The document is too large to be searched."""
 
 
+class _Place:
+    """What may apply to the values at one kind of place; the places below it are found once."""
+
+    __slots__ = ("applying", "below", "is_secret", "longest", "named")
+
+    def __init__(self, applying: list[Any]) -> None:
+        self.applying = applying
+        self.is_secret = any(map(_is_secret, applying))
+        self.named = {name for each in applying for name in _table(each, "properties")}
+        self.longest = max((len(_list(each, "prefixItems")) for each in applying), default=0)
+        self.below: dict[str | int | None, _Place | None] = {}
+        """The places of properties by name, of items by number, and of all other properties as None."""
+
+
 class _Search:
     """Finds the places of secrets in one document.
 
@@ -93,35 +107,63 @@ class _Search:
         self._root = root
         self._left = _MAX_WORK
         self._leading: dict[int, bool] = {}
+        self._known: dict[tuple[int, ...], _Place] = {}
         self.found: set[str] = set()
 
-    def visit(self, value: Any, schemas: Sequence[Any], place: str) -> None:
-        """Search a value, to which all these schemas may apply.
+    def search(self, value: Any) -> None:
+        """Search a document.
 
         Raises:
-            _TooMuchWorkError: If the document is too large.
+            _TooMuchWorkError: If it is too large.
         """
-        applying = list(self._applying(schemas))
-        self._left -= 1 + len(applying)
+        place = self._place([self._root])
+        if place is not None:
+            self._visit(value, place, "")
+
+    def _visit(self, value: Any, place: _Place, pointer: str) -> None:
+        self._left -= 1
         if self._left < 0:
             raise _TooMuchWorkError
-        if any(map(_is_secret, applying)):
-            self.found.add(place)
+        if place.is_secret:
+            self.found.add(pointer)
             if len(self.found) > _MAX_PLACES:
                 raise _TooMuchWorkError
         elif is_object(value):
             for key, item in value.items():
-                self._enter(item, _of_property(key, applying), f"{place}/{_token(key)}")
+                below = self._property(place, key)
+                if below is not None:
+                    self._visit(item, below, f"{pointer}/{_token(key)}")
         elif is_list(value):
             for number, item in enumerate(value):
-                has_place = any(number < len(_list(each, "prefixItems")) for each in applying)
-                token = str(number) if has_place else _EACH
-                self._enter(item, _of_item(number, applying), f"{place}/{token}")
+                below = self._item(place, number)
+                if below is not None:
+                    token = str(number) if number < place.longest else _EACH
+                    self._visit(item, below, f"{pointer}/{token}")
 
-    def _enter(self, value: Any, schemas: Sequence[Any], place: str) -> None:
+    def _property(self, place: _Place, key: str) -> _Place | None:
+        name = key if key in place.named else None
+        if name not in place.below:
+            place.below[name] = self._place(_of_property(key, place.applying))
+        return place.below[name]
+
+    def _item(self, place: _Place, number: int) -> _Place | None:
+        index = min(number, place.longest)
+        if index not in place.below:
+            place.below[index] = self._place(_of_item(index, place.applying))
+        return place.below[index]
+
+    def _place(self, schemas: Sequence[Any]) -> _Place | None:
+        """Return the place to which these schemas apply; None if no secret can be at or below it."""
         leading = [each for each in schemas if self.leads_to_secret(each)]
-        if leading and place not in self.found:
-            self.visit(value, leading, place)
+        if not leading:
+            return None
+        key = tuple(map(id, leading))
+        self._left -= len(leading)
+        if key not in self._known:
+            applying = list(self._applying(leading))
+            self._left -= len(applying)
+            self._known[key] = _Place(applying)
+        return self._known[key]
 
     def _applying(self, schemas: Sequence[Any]) -> Iterator[Any]:
         """Yield the schemas that may apply to a value, with those that they refer to."""
